@@ -51,7 +51,7 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
     inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
-    return PhasedStep(Analysis(twins[0], inputs, match_scopes(local)), twins, sizes)
+    return PhasedStep(Analysis(twins[0], inputs, len(sizes), match_scopes(local)), twins, sizes)
 
 
 def run_phased(phased, state, batch):

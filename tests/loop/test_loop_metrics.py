@@ -140,15 +140,15 @@ class Counted(keras.metrics.Metric):
 
 
 def test_metrics_of_the_users_own():
-    """Sums are merged, what is no sum is refused by name."""
+    """Sums, and what is none: both are those of all rows."""
     strategy = on(2, 4)
     with strategy.scope():
         counted, farthest = Counted(), Farthest()
     for batch in strategy.distribute_dataset(SCORES[:16], batch_size=8):
         strategy.run(counted.update_state, args=(batch,))
-    assert float(counted.result()) == (SCORES[:16] > 0.5).sum()
-    with pytest.raises(ValueError, match=r"\(Farthest\) cannot be merged over replicas"):
         strategy.run(farthest.update_state, args=(batch,))
+    assert float(counted.result()) == (SCORES[:16] > 0.5).sum()
+    assert float(farthest.result()) == SCORES[:16].max()
 
 
 def test_a_mean_of_one_number_for_each_replica_weighs_rows():
@@ -312,18 +312,21 @@ def test_a_metric_of_the_users_in_a_step_that_looks_at_the_batch_or_draws(layer)
     np.testing.assert_allclose(loop.accuracy.result(), history["squared_errors"][0], rtol=1e-5)
 
 
-def test_a_step_that_wants_its_rows_in_full():
-    """A metric of one's own is looked at with as many rows as replicas have."""
+def test_a_step_that_fixes_the_rows_of_a_replica_is_refused():
+    """What metrics become is computed for all rows. Numbers that are as many for any rows are drawn once for all of them."""
     strategy = on(1, 4)
     with strategy.scope():
         mean, seeds = keras.metrics.Mean(), keras.random.SeedGenerator(1)
 
-    def code(rows):
-        noise = keras.random.normal((3, 2), seed=seeds)
+    def code(rows, count):
+        noise = keras.random.normal((count, 2), seed=seeds)
         mean.update_state(keras.ops.sum(rows + noise, axis=1))
 
     (batch,) = strategy.distribute_dataset([np.ones((12, 2), "float32")])
-    strategy.run(code, args=(batch,))
+    shapes = r"incompatible shapes for broadcasting: \(12, 2\), \(3, 2\)"
+    with pytest.raises(ValueError, match=shapes + r"(.|\n)*Replica code must not fix the number of rows: take it"):
+        strategy.run(code, args=(batch, 3))
+    strategy.run(code, args=(batch, 1))
     assert float(mean.count.value) == 12
 
 

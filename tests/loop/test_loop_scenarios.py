@@ -9,7 +9,7 @@ from keras import layers, ops
 import unisono as un
 from loops import Loop, crossentropy, data, normalized
 from sizes import slow
-from trainings import on
+from trainings import distance, on
 
 X, Y = data("dense", 66)
 
@@ -48,21 +48,28 @@ def test_every_shape_of_loop_has_one_loss_one_accuracy_and_the_bits_of_fit(optim
     assert fitted(2, optimizer)[0] == pytest.approx(accuracy, abs=1e-7)
 
 
-@pytest.mark.parametrize("what", ["synchronized", "stateful"])
-def test_layers_that_cross_replicas_or_batches_are_refused_in_a_loop_too(what):
+def test_layers_that_cross_batches_are_refused_in_a_loop_too():
+    model = lambda: keras.Sequential([layers.Input((3, 6), batch_size=3), layers.LSTM(3, stateful=True)])
+    loop = Loop(on(1, 4), model)
+    (batch,) = loop.strategy.distribute_dataset([np.ones((12, 3, 6), "float32")])
+    with pytest.raises(ValueError, match="stateful: it carries a state"):
+        loop.strategy.run(lambda batch: loop.model(batch), args=(batch,))
+
+
+def test_synchronized_statistics_are_those_of_the_batch_in_a_loop_too():
     def model():
-        layer = layers.BatchNormalization() if what == "synchronized" else layers.LSTM(3, stateful=True)
-        made = keras.Sequential(
-            [layers.Input((3, 6, 1)[: 3 if what == "synchronized" else 2], batch_size=3), layer, layers.Flatten()]
-        )
-        if what == "synchronized":
-            layer.synchronized = True  # its constructor refuses it on JAX already
+        made = keras.Sequential([layers.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(5)])
+        made.layers[1].synchronized = True  # its constructor refuses it on JAX already
         return made
 
-    loop = Loop(on(1, 4), model)
-    rows = np.ones((12, 3, 6) if what == "stateful" else (12, 3, 6, 1), "float32")
-    with pytest.raises(ValueError, match=f"{what}(=True|: it carries a state)"):
-        loop.strategy.run(lambda batch: loop.model(batch), args=(next(iter(loop.strategy.distribute_dataset([rows]))),))
+    def train(devices, replicas):
+        loop = Loop(on(devices, replicas), model, lambda: keras.optimizers.SGD(0.1))
+        loop.train(X, Y, epochs=1)
+        return loop.model
+
+    models = [train(1, 4), train(2, 4)]
+    assert un.fingerprint(models[0]) == un.fingerprint(models[1])
+    assert distance(models[0], train(1, 1)) < 1e-6
 
 
 @pytest.mark.parametrize("op", [un.ReduceOp.MEAN, "sum", *slow("MEAN", "mean", un.ReduceOp.SUM)])

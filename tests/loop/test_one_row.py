@@ -111,15 +111,18 @@ def test_a_loss_of_as_many_values_as_a_replica_has_rows(rows, eager):
         assert float(strategy.reduce("SUM", run(batch), axis=None)) == x.sum()
 
 
-def test_code_for_one_row_alone_runs():
-    """It cannot be traced for two."""
+def test_code_for_one_row_alone_is_told_that_all_rows_are_traced():
     strategy = on(1, 4)
 
     def step(x):
         return un.value_and_grad(lambda: ops.reshape(x, ()) * 1.0, [])[0] if x.shape[0] == 1 else 1 / 0
 
     (batch,) = strategy.distribute_dataset([np.arange(4, dtype="float32")[:, None]])
-    assert float(strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)) == 6.0
+    with pytest.raises(ZeroDivisionError) as caught:
+        strategy.run(step, args=(batch,))
+    note = str(caught.value.__notes__)
+    assert "'step' is traced for the rows of a replica, and for all rows of the global batch" in note
+    assert "The error comes of 4 rows, of a global batch of 4. Replica code must not fix the number of rows" in note
 
 
 @pytest.mark.parametrize("rows", [4, 5, 8])

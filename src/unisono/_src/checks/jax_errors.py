@@ -100,6 +100,12 @@ def has_shape(leaf: object) -> bool:
     return hasattr(leaf, "shape")
 
 
+def join_own_notes(error: Exception) -> str:
+    """Return what Unisono has added to an error."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return "".join(f"\n\n{note}" for note in notes if note.startswith("The function"))
+
+
 @contextlib.contextmanager
 def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: bool = False) -> Iterator[None]:
     """Put the name of a function in front of what JAX raises, and the shapes of the batch where replicas run the function on one."""

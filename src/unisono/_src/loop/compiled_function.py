@@ -28,7 +28,7 @@ class CompiledFunction:
         self, name: str, function: UserFunction, template: ArgumentTemplate, strategy: ReplicaStrategy, eager: bool = False
     ) -> None:
         """Take a function that is compiled at its first call, or never where it is `eager`."""
-        self._call = UserCall(name, function, template)
+        self._call = UserCall(name, function, template, lambda: strategy.owned.layers)
         self._strategy = strategy
         self._eager = eager
         self._compiled: CompiledStep | None = None

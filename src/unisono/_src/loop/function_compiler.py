@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import Capture
+from unisono._src.checks.user_code.fed_means import check_earlier_shares, check_fed_means
+from unisono._src.checks.user_code.gradient_growth import find_gradient_fault, warn_of_gradients
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -32,6 +35,7 @@ from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
 from unisono._src.operands import get_shape
 from unisono._src.record.program_recorder import ProgramRecorder
+from unisono._src.replica.layer_scopes import mark_layers
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserStep
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
@@ -45,8 +49,12 @@ from unisono._src.whole_batch import unwrap_batch
 class UserCall:
     """A user function, called with arrays in the places that they have in its arguments."""
 
-    def __init__(self, name: str, function: UserFunction, template: ArgumentTemplate) -> None:
+    def __init__(
+        self, name: str, function: UserFunction, template: ArgumentTemplate, layers: Callable[[], Sequence[keras.Layer]]
+    ) -> None:
+        """`layers` returns the layers that the function may call."""
         self.name = name
+        self._find_layers = layers
         self.function = function
         self._template = template
         self.was_called = False
@@ -65,7 +73,7 @@ class UserCall:
         function = self.function
         if isinstance(function, types.MethodType):  # the wrapped method, while a trace watches the instance
             function = getattr(function.__self__, function.__name__, function)
-        with tf_names.NAMES:
+        with tf_names.NAMES, mark_layers(self._find_layers()):
             returned = function(*args, **kwargs)
         before.refuse_changes()
         return returned
@@ -127,7 +135,6 @@ class FunctionCompiler:
             variables,
             self._replicas,
             lambda variable: id(variable) not in in_layers,
-            lambda: strategy.owned.layers,
             self._has_only_rows,
             bool(self._loss_shapes),
         )
@@ -178,6 +185,7 @@ class FunctionCompiler:
                 self._call.name, traces[-1], captures, self._strategy, batch.rows, self._rows, shares, has_rows, trace_of
             )
             inspect_program(code)
+            check_earlier_shares(code)
             self._share_positions = find_returned_shares(code)
 
         if call:
@@ -242,9 +250,13 @@ class FunctionCompiler:
             (scaling,) = sources.gradient_scalings
             parts = [part._replace(path=part.path.join(scaling)) for part in parts]
         if self._replicas > 1 and both is not None:
+            check_fed_means(both, self._replicas, self._batch.rows, self._rows)
             of_rows = [part for part in parts if part.of_rows]
             is_open = all(part.growth is None or is_additive(part, self._replicas) for part in of_rows)
             warn_of_coupled_rows(self._call.name, both, of_rows if is_open else ())
+            fault = find_gradient_fault(both, self._replicas) if sources.trace.code.changes_gradients and is_open else None
+            if fault is not None:
+                warn_of_gradients(self._call.name, fault, self._replicas)
         vectors = find_vector_losses(sources)
         gradients = sources.gradient_scalings
         return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings, gradients)

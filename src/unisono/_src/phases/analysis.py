@@ -25,9 +25,10 @@ IsLocal: TypeAlias = Callable[[str], bool]
 class Analysis:
     """What a step's program says of each of its values."""
 
-    def __init__(self, twins: Twins, inputs: Sequence[Kind], is_local: IsLocal = is_in_layer) -> None:
-        """`inputs` are the kinds of the inputs."""
+    def __init__(self, twins: Twins, inputs: Sequence[Kind], shards: int, is_local: IsLocal = is_in_layer) -> None:
+        """`inputs` are the kinds of the inputs, `shards` is the number of the shards that have rows."""
         self.twins = twins
+        self._shards = shards
         self._is_local = is_local
         self.kinds: dict[core.Var, Kind] = dict.fromkeys(twins.constants, Everywhere())
         self.kinds |= zip(twins.inputs, inputs, strict=True)
@@ -82,16 +83,19 @@ class Analysis:
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
         level = max((kind.level for kind in kinds), default=0)
         (first, *_) = equation.whole.outvars
+        if is_marked(equation.whole, SUM) and not list_variables(equation.whole.invars):
+            return self._plan_everywhere(sum_literals(equation, self._shards), level)
         if is_marked(equation.whole, SUM):
             self.kinds[first] = Everywhere(level + 1)
             return Planned(equation, True, self._place_operands(equation, kinds) or (), [Merge()], True, True)
-        is_own = any(isinstance(kind, Rows | Local) for kind in kinds)
+        has_own_constants = not self.twins.own_constants.keys().isdisjoint(list_variables(equation.whole.invars))
+        is_own = has_own_constants or any(isinstance(kind, Rows | Local) for kind in kinds)
         if not is_own and not is_marked(equation.whole, OUTPUT):
             grows = counts_rows(equation) or any(self.twins.find_growing(made) for made in equation.whole.outvars)
             is_drawn = is_random(equation) or not self.own_parts.keys().isdisjoint(list_variables(equation.whole.invars))
             if is_drawn or not grows:
                 return self._plan_everywhere(equation, level)
-        layouts = self._place_operands(equation, kinds) or [None] * len(kinds)
+        layouts = (None if has_own_constants else self._place_operands(equation, kinds)) or [None] * len(kinds)
         outcomes = apply_rule(self.twins, equation, layouts) if any(layouts) else None
         for variable, outcome in zip(equation.whole.outvars, outcomes or [None] * len(equation.whole.outvars), strict=True):
             self.kinds[variable] = Rows(outcome, level) if isinstance(outcome, Layout) else Local(level)
@@ -204,6 +208,17 @@ class Analysis:
                 self._leave(atom)
         self.kinds |= dict.fromkeys(equation.whole.outvars, Everywhere(level + 1))
         return Planned(equation, False)
+
+
+def sum_literals(equation: Equation, shards: int) -> Equation:
+    """Return a mark on the sum of what a literal is in each shard: a number, or a count of rows."""
+    (whole,), (own,) = equation.whole.invars, equation.shard.invars
+    assert isinstance(whole, core.Literal)
+    assert isinstance(own, core.Literal)
+    per_row = (float(whole.val) - float(own.val)) / (equation.rows - equation.shard_rows)
+    total = (float(own.val) - per_row * equation.shard_rows) * shards + per_row * equation.rows
+    literal = core.Literal(np.asarray(total, whole.aval.dtype)[()], whole.aval)
+    return equation._replace(whole=equation.whole.replace(invars=[literal]))
 
 
 def counts_rows(equation: Equation) -> bool:

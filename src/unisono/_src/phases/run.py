@@ -167,7 +167,8 @@ class PhasedStep:
         if is_marked(whole, REPLICA):
             values[whole.outvars[0]] = shard_place.replica.astype(get_dtype(whole.outvars[0]))
             return
-        shard = self._find_twins(size).equations[self._places[id(whole)]].shard
+        twins = self._find_twins(size)
+        shard = twins.equations[self._places[id(whole)]].shard
         bases = {merge.base: merge.operation for merge in planned.merges if merge is not None}
         operands: list[Array] = []
         for place, (atom, own) in enumerate(zip(whole.invars, shard.invars, strict=True)):
@@ -176,6 +177,8 @@ class PhasedStep:
                 operands.append(make_identity(bases[place], jnp.zeros(get_shape(own), get_dtype(own))))
             elif isinstance(atom, core.Literal):
                 operands.append(own.val if planned.counts_locally and isinstance(own, core.Literal) else atom.val)
+            elif planned.counts_locally and atom in twins.own_constants:
+                operands.append(jnp.asarray(twins.own_constants[atom]))
             elif atom in values:
                 operands.append(values[atom])
             else:

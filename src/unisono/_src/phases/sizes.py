@@ -29,7 +29,7 @@ def resize_twins(twins: Twins, size: int) -> Twins:
     sizer = Sizer(twins.rows, twins.shard_rows, size)
     equations = [Equation(one.whole, sizer.resize_equation(one.whole, one.shard, {}), one.rows, size) for one in twins.equations]
     shapes = {variable: sizer.resize_shape(get_shape(variable), shape) for variable, shape in twins.shapes.items()}
-    return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, twins.rows, size)
+    return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, {}, twins.rows, size)
 
 
 @dataclasses.dataclass(frozen=True)

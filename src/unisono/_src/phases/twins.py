@@ -72,6 +72,8 @@ class Twins(NamedTuple):
     constants: dict[core.Var, object]
     shapes: dict[core.Var, Shape]
     """The shape that a shard has, for each variable of the whole batch."""
+    own_constants: dict[core.Var, object]
+    """The constants of the shard's program that are of another shape than those of the whole batch."""
     rows: int
     shard_rows: int
 
@@ -108,7 +110,12 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
         names |= zip(equation.whole.outvars, equation.shard.outvars, strict=True)
     shapes = {of_whole: get_shape(of_shard) for of_whole, of_shard in names.items()}
     constants = dict(zip(whole.jaxpr.constvars, whole.consts, strict=True))
-    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, shapes, rows, shard_rows)
+    own = {
+        variable: value
+        for variable, value in zip(constants, shard.consts, strict=True)
+        if shapes[variable] != get_shape(variable)
+    }
+    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, shapes, own, rows, shard_rows)
 
 
 def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, shard_rows: int) -> Twins:
@@ -117,7 +124,7 @@ def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, sha
     variables = [*whole.jaxpr.constvars, *(variable for equation in whole.eqns for variable in equation.outvars)]
     all_shapes = {variable: get_shape(variable) for variable in variables} | dict(zip(whole.jaxpr.invars, shapes, strict=True))
     constants = dict(zip(whole.jaxpr.constvars, whole.consts, strict=True))
-    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, all_shapes, rows, shard_rows)
+    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, all_shapes, {}, rows, shard_rows)
 
 
 def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: int) -> str:

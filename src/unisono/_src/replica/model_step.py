@@ -70,6 +70,10 @@ class ModelStep:
         self.has_own_logs = flat.keys() != results.keys()
         return new_state, flat
 
+    def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
+        """Explain nothing: Keras calls the step with all rows, too."""
+        return contextlib.nullcontext()
+
     def refuse_other_programs(self, error: ValueError) -> None:
         """Refuse nothing: a step that is another program for another number of rows is computed for all rows at once."""
 

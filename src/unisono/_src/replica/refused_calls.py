@@ -50,6 +50,7 @@ def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
     return {
         "layer": lambda stock: functools.partial(call_layer_or_loss, code, stock),
         "loss": lambda stock: functools.partial(call_loss, code, stock),
+        "mean": lambda stock: functools.partial(feed_mean, code, stock),
         "metric": lambda _: update_metric,
     }
 
@@ -197,6 +198,25 @@ def loss_class_name(loss: KerasObject) -> str:
     function_name = getattr(loss.fn, "__name__", loss.name)
     class_names = dir(keras.losses)
     return next((candidate for candidate in class_names if candidate.lower() == function_name.replace("_", "").lower()), name)
+
+
+def feed_mean(
+    code: CodeRecord, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object
+) -> PyTree:
+    """Update a mean in replica code, and note the arrays that it gets."""
+    for leaf in jax.tree.leaves(values):
+        if is_traced(leaf):
+            code.note("fed", leaf, metric)
+    return stock(metric, values, *args, **kwargs)
+
+
+def refuse_mean_of_part(metric: keras.metrics.Metric, why: str) -> NoReturn:
+    """Refuse a mean that is fed with a number which is not that of all rows."""
+    raise ValueError(
+        f"The metric {metric.name!r} is a mean, and is fed with {why} Feed it with one value for each example, with ops.mean of them, or with "
+        f"the share of the loss that un.value_and_grad returned in the same run: metrics take the value that the code has on all rows of the "
+        f"global batch."
+    )
 
 
 @contextlib.contextmanager

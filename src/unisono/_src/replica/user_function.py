@@ -16,7 +16,6 @@ from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_optim
 from unisono._src.marks import BATCH_SCOPE, GRADIENT, LOSS, OUTPUT, REPLICA, SUM
 from unisono._src.replica import optimizer_update
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
-from unisono._src.replica.layer_scopes import mark_layers
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.trace_recorder import FindDivisor, ReplicaCode, ReplicaScope, run_as_replica
@@ -26,6 +25,13 @@ from unisono._src.typing import Array, Logs, Outputs, PyTree, Values, is_traced
 
 CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
+
+
+ALL_ROWS = (
+    "The function {name!r} is traced for the rows of a replica, and for all rows of the global batch: these say what metrics and the state of "
+    "layers become."
+)
+FROM_ARGUMENTS = "Replica code must not fix the number of rows: take it from the arguments, as keras.ops.shape(images)[0], or write replicas=1."
 
 
 class CodeRun(NamedTuple):
@@ -52,7 +58,6 @@ class UserStep:
         variables: UsedVariables,
         replicas: int,
         own_variables: Callable[[keras.Variable], bool] = lambda _: False,
-        layers: Callable[[], Sequence[keras.Layer]] = tuple,
         can_be_cut: bool = True,
         has_fixed_losses: bool = False,
     ) -> None:
@@ -63,14 +68,12 @@ class UserStep:
             variables: The variables that it uses.
             replicas: R.
             own_variables: Says whether a variable is the user's own, of no layer.
-            layers: Returns the layers that the function may call.
             can_be_cut: Whether the code gets a batch's rows alone, and no values of an earlier step.
             has_fixed_losses: Whether a loss is an array whose shape is the same for any number of rows.
         """
         self.name = name
         self.call = call
         self._replicas = replicas
-        self._find_layers = layers
         self._can_be_cut = can_be_cut
         self._has_fixed_losses = has_fixed_losses
         self.variables = variables
@@ -147,13 +150,21 @@ class UserStep:
         new_weights, slots = ([values[id(variable)] for variable in group] for group in (groups.weights, groups.slots))
         return (new_weights, others, slots, run.after[3]), logs
 
+    @contextlib.contextmanager
+    def explain_rows(self, rows: int, batch_rows: int) -> Generator[None]:
+        """Add to errors of a trace for all rows that the code runs on them too."""
+        try:
+            yield
+        except Exception as error:
+            if self._replicas > 1:
+                error.add_note(
+                    f"{ALL_ROWS.format(name=self.name)} The error comes of {rows} rows, of a global batch of {batch_rows}. {FROM_ARGUMENTS}"
+                )
+            raise
+
     def refuse_other_programs(self, error: ValueError) -> NoReturn:
         """Refuse code that is another program for another number of rows."""
-        raise ValueError(
-            f"The function {self.name!r} cannot be cut into replicas: what metrics, layers and the engine's divisors become is computed for all "
-            f"rows of the global batch, by the same code. {error} Take the number of rows from the arguments: len(images), or "
-            f"keras.ops.shape(images)[0]."
-        ) from error
+        raise ValueError(f"{ALL_ROWS.format(name=self.name)} {error} {FROM_ARGUMENTS}") from error
 
     def list_recorded(self) -> RecordedVariables:
         variables = self.variables
@@ -193,7 +204,7 @@ class UserStep:
         code.axes = axes
         code.scalers = find_loss_scalers(self.variables.applied_optimizers)
         code.begin()
-        with run_as_replica(code, self.variables.metrics), mark_layers(self._find_layers()):
+        with run_as_replica(code, self.variables.metrics):
             yield code
 
     @property
@@ -215,15 +226,15 @@ class UserStep:
         ]
 
     def _find_growth(self, place: int, old: Array, run: CodeRun) -> Array:
-        """Return what a replica adds to a variable of the user's own: its growth, or its part of the mean growth by rows."""
-        growth = widen(run.after[1][place]) - self._find_base(place, old)
+        """Return what a replica adds to a variable of the user's own: its growth, or its part of the mean by rows."""
+        new = widen(run.after[1][place])
         is_mean = self.variables.non_trainable[place].aggregation == "mean"
-        return growth.astype(jnp.float32) * run.row_fraction if is_mean else growth
+        return new.astype(jnp.float32) * run.row_fraction if is_mean else new - self._find_base(place, old)
 
     def _find_base(self, place: int, old: Array) -> Array:
-        """Return the value to which growths are added: none where a sum over replicas is made of new values alone."""
+        """Return the value to which replicas add: none where their part is of new values alone."""
         is_sum = self.variables.non_trainable[place].aggregation == "sum"
-        return jnp.zeros_like(widen(old)) if is_sum and place in self.variables.replaced else widen(old)
+        return widen(old) if is_sum and place not in self.variables.replaced else jnp.zeros_like(widen(old))
 
     def _apply_optimizers(self, state: State, gradients: Sequence[Array]) -> dict[int, Array]:
         """Return the values of weights and of the optimizers' state after the updates, by the variables' ids."""
@@ -265,7 +276,7 @@ def see_whole_batch(number: float) -> Array:
 
 def divide_by_sum(place: int, divisor: float | Array) -> Array:
     """Return the sum of all replicas' divisors, in a trace."""
-    return see_whole_batch(divisor) if isinstance(divisor, int | float) else mark_value(divisor, SUM)
+    return mark_value(cast(Array, np.float32(divisor)) if isinstance(divisor, int | float) else divisor, SUM)
 
 
 def divide_by_own(place: int, divisor: float | Array) -> Array:

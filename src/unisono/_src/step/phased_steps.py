@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Hashable, Sequence, Set
 from typing import NamedTuple, Protocol
@@ -28,7 +29,7 @@ from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
-from unisono._src.typed_jax import jaxpr_as_fun, optimization_barrier
+from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
 from unisono._src.typing import AnyArray, Array, Logs, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.rewrite import replace_for_shards, trace_as_rewritten
@@ -43,6 +44,10 @@ class StepFunction(Protocol):
     """Whether it is the code of replicas, which return values of their own."""
 
     def __call__(self, state: State, batch: PyTree, constants: Sequence[AnyArray]) -> tuple[State, Logs]: ...
+
+    def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
+        """Explain errors of a trace for a number of rows."""
+        ...
 
     def refuse_other_programs(self, error: ProgramsDifferError) -> None:
         """Refuse code that is another program for another number of rows, if it cannot be computed for the whole batch."""
@@ -198,8 +203,7 @@ class PhasedSteps:
             return WholeStep(traced)
         other = choose_traced(batch.rows, sizes)
         try:
-            twins = pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
-            return PhasedCut(traced, self._cut_twins(twins, batch, sizes, state))
+            return PhasedCut(traced, self._cut_twins(self._pair(traced, batch, other, state), batch, sizes, state))
         except ProgramsDifferError as error:
             self._function.refuse_other_programs(error)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
@@ -208,9 +212,20 @@ class PhasedSteps:
 
     def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
         """Return the step of a batch, cut into shards of these sizes."""
-        analysis = Analysis(twins, self._list_kinds(twins, batch, state))
-        by_size = [twins if size == twins.shard_rows else resize_twins(twins, size) for size in set(sizes)]
+        analysis = Analysis(twins, self._list_kinds(twins, batch, state), len(sizes))
+        of_whole = self._trace(batch, batch.rows, state)
+        by_size = [
+            twins
+            if size == twins.shard_rows
+            else self._pair(of_whole, batch, size, state)
+            if twins.own_constants  # which no other sizes tell
+            else resize_twins(twins, size)
+            for size in set(sizes)
+        ]
         return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+
+    def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
+        return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
 
     def _list_kinds(self, twins: Twins, batch: GlobalBatch, state: State) -> list[Kind]:
         """Return the kinds of the inputs: state, rows, values that replicas have left in an earlier step, constants."""
@@ -222,13 +237,16 @@ class PhasedSteps:
         return [*[Everywhere()] * before, *rows, *own, *[Everywhere()] * (len(twins.inputs) - after)]
 
     def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepShapes:
-        return StepShapes(state, self._inputs.shapes(batch, rows), self._inputs.constants())
+        """Return the arguments of a step of this number of rows. None is weakly typed, as a variable may be before the first step."""
+        shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants()
+        return StepShapes(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
         key = self._inputs.kind(batch, rows)
         if key not in self._traced:
             shapes = self._describe(batch, rows, state)
-            self._traced[key] = TracedStep(self._function, shapes, self._lead, not self._has_one_replica)
+            with self._function.explain_rows(rows, batch.rows):
+                self._traced[key] = TracedStep(self._function, shapes, self._lead, not self._has_one_replica)
         return self._traced[key]
 
     def inspect(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import keras
-from jax.extend import core
 
 from unisono._src.checks.user_code.provenance import CLOSE, LossTerm, NumberArgument, Provenance, Scaling
 from unisono._src.checks.user_code.row_growth import Growth, RowGrowth
@@ -48,11 +47,15 @@ class TwoTraces(NamedTuple):
     on_both: Provenance
     growth: RowGrowth
     """By the variables of `on_both`."""
+    size: int
+    """The rows of `on_rows`."""
 
 
 def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], size: int) -> TwoTraces | None:
     """Return the function on twice the rows, with the growth of each value; None where it has no such trace, or is another program then."""
     try:
+        if size == 1:  # code broadcasts one row
+            on_rows, size = trace_of(2), 2
         on_both = trace_of(2 * size)
         twins = pair(on_both.program, on_rows.program, 2 * size, size)
     except ProgramsDifferError:
@@ -66,7 +69,8 @@ def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], s
         growing = twins.find_growing(variable)
         layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // twins.rows) if growing else None
         known[variable] = Growth(layout=layout)
-    return TwoTraces(on_rows, on_both, RowGrowth(twins, known))
+    known |= dict.fromkeys(on_both.list_noted("derivatives"), Growth(power=1, is_merged=True))
+    return TwoTraces(on_rows, on_both, RowGrowth(twins, known), size)
 
 
 def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, replicas: int) -> list[LossPart]:
@@ -78,10 +82,10 @@ def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, repl
         size: The number of the replica's rows.
         replicas: R. The losses of a single replica are those of the batch, whatever their growth.
     """
-    terms = sources.loss_terms
-    if both is None or len(terms) != len(both.on_both.loss_terms):
-        return [classify_by_divisors(term, size) for term in terms]
-    return [classify(*pair_of, both.growth, size, replicas) for pair_of in zip(terms, both.on_both.loss_terms, strict=True)]
+    if both is None or len(both.on_rows.loss_terms) != len(both.on_both.loss_terms):
+        return [classify_by_divisors(term, size) for term in sources.loss_terms]
+    pairs = zip(both.on_rows.loss_terms, both.on_both.loss_terms, strict=True)
+    return [classify(*pair_of, both.growth, both.size, replicas) for pair_of in pairs]
 
 
 def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, replicas: int) -> LossPart:
@@ -156,9 +160,9 @@ def warn_of_coupled_rows(name: str, both: TwoTraces, parts: Sequence[LossPart]) 
     losses = [(origin == "weighted", loss) for origin, loss in traced.trace.noted.get("vector", [])]
     alone = [(True, variable) for kind in ("weights", "given") for variable in traced.list_noted(kind)]
     looks = any(
-        made.is_merged and made.has_rows if counts_alone else made.has_rows and not (made.adds_up and made.power == 0)
+        made.is_merged if counts_alone else not (made.adds_up and made.power == 0)
         for counts_alone, variable in [*losses, *alone]
-        if not isinstance(variable, core.Literal)
+        if growth.twins.find_growing(variable)
         for made in [growth.of(variable)]
     )
     if looks or not all(part.adds_up for part in parts if part.of_rows):

@@ -108,16 +108,16 @@ class Provenance:
     def mean_scalings(self) -> list[Scaling]:
         """Return what the code divides and multiplies means over the global batch by, which functions of `un` returned."""
         means = set(self.list_noted("mean"))
-        return [scaling for _, loss in self.trace.noted.get("loss", []) for scaling in self._list_scalings(loss, means)]
+        return [scaling for _, loss in self.trace.noted.get("loss", []) for scaling in self.list_scalings(loss, means)]
 
     @functools.cached_property
     def gradient_scalings(self) -> set[Scaling]:
         """Return what the code divides and multiplies gradients by, between `value_and_grad` and the optimizer."""
         derivatives = set(self.list_noted("derivatives"))
         gradients = self.list_noted("gradients")
-        return {scaling for gradient in gradients for scaling in self._list_scalings(gradient, derivatives)}
+        return {scaling for gradient in gradients for scaling in self.list_scalings(gradient, derivatives)}
 
-    def _list_scalings(self, variable: Atom, targets: Collection[Atom], path: Scaling = UNSCALED) -> Iterator[Scaling]:
+    def list_scalings(self, variable: Atom, targets: Collection[Atom], path: Scaling = UNSCALED) -> Iterator[Scaling]:
         """Yield the constants between a number and each target that is a term of the number."""
         if isinstance(variable, core.Literal):
             return
@@ -125,7 +125,7 @@ class Provenance:
             yield path
             return
         for source, scaled in self._list_sources(self._equations.get(variable), path):
-            yield from self._list_scalings(source, targets, scaled)
+            yield from self.list_scalings(source, targets, scaled)
 
     def _list_sources(self, equation: core.JaxprEqn | None, path: Scaling) -> list[tuple[Atom, Scaling]]:
         """Return the numbers whose sum an equation is, each with its constants; none if the equation is no sum, quotient or multiple."""

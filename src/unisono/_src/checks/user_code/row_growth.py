@@ -33,6 +33,8 @@ class Growth(NamedTuple):
     """Whether each of its elements may be made of several rows."""
     adds_up: bool = True
     """Whether what is made of several rows is a sum of what is made of each, times what is the same for all."""
+    has_constant: bool = False
+    """Whether what does not depend on the rows is added to what is made of several."""
 
     @property
     def has_rows(self) -> bool:
@@ -63,7 +65,7 @@ class RowGrowth:
 
     def __init__(self, twins: Twins, known: Mapping[core.Var, Growth]) -> None:
         """`known` are the growths of inputs, and of values whose equations are not looked at."""
-        self._twins = twins
+        self.twins = twins
         self._known = dict(known)
         self.inside: dict[core.Var, Growth] = {}
         """The growths of known values, by the equations that make them."""
@@ -90,7 +92,7 @@ class RowGrowth:
         if any(growth.is_spread for growth in operands):
             return self._follow_spread(equation, operands)
         layouts = [growth.layout for growth in operands]
-        outcomes = apply_rule(self._twins, equation, layouts)
+        outcomes = apply_rule(self.twins, equation, layouts)
         made = combine(equation, operands)
         if outcomes is None:
             moved = made._replace(layout=None, is_spread=True) if equation.name in SPREADING else UNKNOWN
@@ -111,7 +113,7 @@ class RowGrowth:
         (variable, *others) = equation.whole.outvars
         if others or sum(growth.has_rows for growth in operands) > 1:
             return [UNKNOWN] * (1 + len(others))
-        if self._twins.find_growing(variable):
+        if self.twins.find_growing(variable):
             return [made._replace(layout=None, is_spread=True)]
         power = None if made.power is None else made.power + 1
         is_sum = equation.name == "reduce_sum"
@@ -125,11 +127,11 @@ class RowGrowth:
 
     def _place(self, variable: core.Var, made: Growth) -> Growth:
         """Return the growth of what is made of no rows: where its shape grows, it has a part for each."""
-        growing = self._twins.find_growing(variable)
+        growing = self.twins.find_growing(variable)
         if not growing:
             return made
-        layout = Layout(growing[0], 1, max(1, get_shape(variable)[growing[0]] // self._twins.rows))
-        return made._replace(layout=layout) if self._twins.fits(variable, layout) else made._replace(is_spread=True)
+        layout = Layout(growing[0], 1, max(1, get_shape(variable)[growing[0]] // self.twins.rows))
+        return made._replace(layout=layout) if self.twins.fits(variable, layout) else made._replace(is_spread=True)
 
 
 def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
@@ -137,15 +139,16 @@ def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
     name = equation.name
     is_merged = any(growth.is_merged for growth in operands)
     adds_up = all(growth.adds_up for growth in operands)
+    before = any(growth.has_constant for growth in operands)
     merged = [growth.is_merged for growth in operands]
     powers = [growth.power for growth in operands]
     if name in PRODUCTS:
-        return Growth(add_powers(powers), is_merged=is_merged, adds_up=adds_up and sum(merged) <= 1)
+        return Growth(add_powers(powers), None, False, is_merged, adds_up and sum(merged) <= 1, before)
     if name == "div":
         inverse = None if powers[1] is None else -powers[1]
-        return Growth(add_powers([powers[0], inverse]), is_merged=is_merged, adds_up=adds_up and not merged[1])
+        return Growth(add_powers([powers[0], inverse]), None, False, is_merged, adds_up and not merged[1], before)
     if name in MOVES:
-        return Growth(powers[0] if powers else 0, is_merged=is_merged, adds_up=adds_up and not any(merged[1:]))
+        return Growth(powers[0] if powers else 0, None, False, is_merged, adds_up and not any(merged[1:]), before)
     if name in SUMS:
         of_values = operands[1:] if name in ("select_n", "cond") else operands
         counted = [
@@ -153,9 +156,9 @@ def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
             for growth, atom in zip(of_values, equation.whole.invars[-len(of_values) :], strict=True)
             if not is_zero(atom)
         ]
-        return Growth(
-            find_common(counted), is_merged=is_merged, adds_up=adds_up and not (of_values is not operands and merged[0])
-        )
+        has_constant = is_merged and len(counted) > sum(growth.is_merged or growth.has_rows for growth in of_values)
+        is_chosen = of_values is not operands and merged[0]
+        return Growth(find_common(counted), None, False, is_merged, adds_up and not is_chosen, has_constant or before)
     exponent = equation.whole.params.get("y") if name == "integer_pow" else POWERS.get(name)
     power = None if None in powers else 0.0 if not any(powers) else None
     if exponent is not None and powers[0] is not None:
