@@ -50,3 +50,8 @@ def is_in_layer(scopes: str) -> bool:
 def is_in_replica(scopes: str) -> bool:
     """Return whether the scopes of an equation are those of a replica's code."""
     return REPLICA_SCOPE in scopes and BATCH_SCOPE not in scopes
+
+
+def sees_batch(scopes: str) -> bool:
+    """Return whether the scopes of an equation are those of a replica's code that sees the whole batch."""
+    return REPLICA_SCOPE in scopes and BATCH_SCOPE in scopes

@@ -123,7 +123,7 @@ def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: 
         rows = "" if batch is None else f"run on the replicas of a global batch of shapes {[leaf.shape for leaf in batch.leaves]}"
         raise StepError(
             f"The function {name!r} could not {rows or 'be compiled'}. Check that it uses keras.ops on traced values, and neither float(), "
-            f".numpy() nor if on them. JAX says: {take_first_line(error)}"
+            f".numpy() nor if on them. JAX says: {take_first_line(error)}{join_own_notes(error)}"
         ) from error
 
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from jax.extend import core
 
-from unisono._src.marks import OUTPUT, REPLICA, SUM, is_in_layer, is_in_replica, is_marked
-from unisono._src.operands import Atom, get_shape, list_variables
+from unisono._src.marks import OUTPUT, REPLICA, SUM, is_in_layer, is_in_replica, is_marked, sees_batch
+from unisono._src.operands import Atom, get_dtype, get_shape, list_variables
 from unisono._src.phases.deferral import defer_merges
 from unisono._src.phases.draws import can_draw, is_random
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
@@ -36,6 +36,8 @@ class Analysis:
         """Values that are the same everywhere and grow with the rows, of which shards can compute their part by themselves."""
         self.left: dict[core.Var, bool] = {}
         """A replica's own values that are read outside of its layer: whether their parts are added. Else they are averaged by rows."""
+        self.totals: set[core.Var] = set()
+        """Cotangents of all rows in layers that see the whole batch in a replica's code, of which the replica takes its share by rows."""
         self.gathered: dict[core.Var, Equation] = {}
         """Rows that are gathered, and the first equation that wants them so."""
         self._stays_local = find_local_reductions(twins, is_local)
@@ -76,7 +78,11 @@ class Analysis:
             return Planned(equation, True, [None], [None], inside=True)
         if is_in_replica(equation.layer) and not self._is_local(equation.layer):
             return self._plan_in_replica(equation)
-        return self._plan_in_batch(equation)
+        planned = self._plan_in_batch(equation)
+        if sees_batch(equation.layer) and "transpose" in equation.layer:
+            made = [variable for variable in equation.whole.outvars if isinstance(self.kinds[variable], Everywhere)]
+            self.totals.update(variable for variable in made if self.kinds[variable].level)
+        return planned
 
     def _plan_in_replica(self, equation: Equation) -> Planned:
         """Plan an equation that each replica computes as traced for its rows: nothing is merged but what is marked as a sum."""
@@ -89,7 +95,8 @@ class Analysis:
             self.kinds[first] = Everywhere(level + 1)
             return Planned(equation, True, self._place_operands(equation, kinds) or (), [Merge()], True, True)
         has_own_constants = not self.twins.own_constants.keys().isdisjoint(list_variables(equation.whole.invars))
-        is_own = has_own_constants or any(isinstance(kind, Rows | Local) for kind in kinds)
+        has_totals = not self.totals.isdisjoint(list_variables(equation.whole.invars))
+        is_own = has_own_constants or has_totals or any(isinstance(kind, Rows | Local) for kind in kinds)
         if not is_own and not is_marked(equation.whole, OUTPUT):
             grows = counts_rows(equation) or any(self.twins.find_growing(made) for made in equation.whole.outvars)
             is_drawn = is_random(equation) or not self.own_parts.keys().isdisjoint(list_variables(equation.whole.invars))
@@ -102,7 +109,8 @@ class Analysis:
         return Planned(equation, True, layouts, [None] * len(equation.whole.outvars), True, True)
 
     def _plan_in_batch(self, equation: Equation) -> Planned:
-        inside = self._is_local(equation.layer)
+        counts_batch = sees_batch(equation.layer)
+        inside = counts_batch or self._is_local(equation.layer)
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
         if not inside:
             kinds = [self._leave(a) if isinstance(k, Local) else k for a, k in zip(equation.whole.invars, kinds, strict=True)]
@@ -111,9 +119,9 @@ class Analysis:
             return self._plan_effect(equation, kinds, level)
         has_local = any(isinstance(kind, Local) for kind in kinds)
         if not any(isinstance(kind, Rows) for kind in kinds):
-            if not has_local and not (inside and counts_rows(equation)):
+            if not has_local and not (inside and not counts_batch and counts_rows(equation)):
                 return self._plan_everywhere(equation, level)
-            return self._plan_local(equation, level)
+            return self._plan_local(equation, level, not counts_batch)
         layouts = self._place_operands(equation, kinds)
         is_kept = id(equation.whole) in self._stays_local
         outcomes = None if layouts is None else apply_rule(self.twins, equation, layouts)
@@ -131,7 +139,7 @@ class Analysis:
                 self.kinds[variable] = Everywhere(level + 1)
             is_merged = isinstance(self.kinds[variable], Everywhere)
             merges.append((outcome if isinstance(outcome, Merge) else Merge("max")) if is_merged else None)
-        return Planned(equation, True, layouts, merges, inside, has_local)
+        return Planned(equation, True, layouts, merges, inside, has_local and not counts_batch)
 
     def _plan_effect(self, equation: Equation, kinds: Sequence[Kind], level: int) -> Planned:
         """Plan an equation that makes nothing, as a print: of rows in the shards, of other values once."""
@@ -189,14 +197,14 @@ class Analysis:
         if is_part:
             self.own_parts[variable] = Planned(equation, True, layouts, [None])
 
-    def _plan_local(self, equation: Equation, level: int) -> Planned:
+    def _plan_local(self, equation: Equation, level: int, counts_locally: bool) -> Planned:
         """Plan an equation on a replica's own values, or on its number of rows."""
         for variable in equation.whole.outvars:
             growing = self.twins.find_growing(variable)
             layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // self.twins.rows) if growing else None
             self.kinds[variable] = Local(level) if layout is None else Rows(layout, level)
         layouts = self._place_operands(equation, [self.kind_of(atom) for atom in equation.whole.invars])
-        return Planned(equation, True, layouts or (), [None] * len(equation.whole.outvars), True, True)
+        return Planned(equation, True, layouts or (), [None] * len(equation.whole.outvars), True, counts_locally)
 
     def _plan_gathered(self, equation: Equation, kinds: Sequence[Kind], level: int) -> Planned:
         """Plan an equation without a rule: on all rows, as traced for the whole batch."""
@@ -217,7 +225,7 @@ def sum_literals(equation: Equation, shards: int) -> Equation:
     assert isinstance(own, core.Literal)
     per_row = (float(whole.val) - float(own.val)) / (equation.rows - equation.shard_rows)
     total = (float(own.val) - per_row * equation.shard_rows) * shards + per_row * equation.rows
-    literal = core.Literal(np.asarray(total, whole.aval.dtype)[()], whole.aval)
+    literal = core.Literal(np.asarray(total, get_dtype(whole))[()], whole.aval)
     return equation._replace(whole=equation.whole.replace(invars=[literal]))
 
 
@@ -230,18 +238,20 @@ def counts_rows(equation: Equation) -> bool:
 
 
 def find_local_reductions(twins: Twins, is_local: IsLocal) -> set[int]:
-    """Return the ids of the reductions in layers of a replica's own that flow back into rows of these layers."""
+    """Return the ids of the reductions that a replica keeps: in layers of its own, those that flow back into rows of these layers; in layers
+    that see the whole batch in a replica's code, those that do not, as gradients of weights, which replicas add up."""
     reaches_rows: dict[Atom, bool] = {}
     found: set[int] = set()
     for equation in reversed(twins.equations):
-        if not is_local(equation.layer):
+        is_own = is_local(equation.layer)
+        if not is_own and not sees_batch(equation.layer):
             continue
         makes_rows = any(twins.find_growing(variable) for variable in equation.whole.outvars)
         flows = makes_rows or any(reaches_rows.get(variable, False) for variable in equation.whole.outvars)
         for atom in equation.whole.invars:
             if isinstance(atom, core.Var):
                 reaches_rows[atom] = reaches_rows.get(atom, False) or flows
-        if flows and not makes_rows:
+        if flows == is_own and not makes_rows:
             found.add(id(equation.whole))
     return found
 

@@ -177,6 +177,8 @@ class PhasedStep:
                 operands.append(make_identity(bases[place], jnp.zeros(get_shape(own), get_dtype(own))))
             elif isinstance(atom, core.Literal):
                 operands.append(own.val if planned.counts_locally and isinstance(own, core.Literal) else atom.val)
+            elif planned.counts_locally and atom in self.analysis.totals:
+                operands.append((known[atom] * (size / self.analysis.twins.rows)).astype(get_dtype(own)))
             elif planned.counts_locally and atom in twins.own_constants:
                 operands.append(jnp.asarray(twins.own_constants[atom]))
             elif atom in values:

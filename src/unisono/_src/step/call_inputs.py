@@ -36,6 +36,11 @@ class CallInputs:
         self._constants = {0: list(constants)}
         self._carried = carried
 
+    @property
+    def has_carried(self) -> bool:
+        """Return whether values are carried over from an earlier step."""
+        return bool(self._carried)
+
     def constants(self, index: int = 0) -> list[AnyArray]:
         """Return the constants on a device."""
         if index not in self._constants:

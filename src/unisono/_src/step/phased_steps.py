@@ -24,13 +24,13 @@ from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import ProgramsDifferError, Twins, leave_whole, pair
 from unisono._src.placement import Placement
-from unisono._src.replica.protocol import State
+from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
-from unisono._src.typing import AnyArray, Array, Logs, PyTree
+from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.rewrite import replace_for_shards, trace_as_rewritten
 
@@ -43,7 +43,11 @@ class StepFunction(Protocol):
     is_of_replicas: bool
     """Whether it is the code of replicas, which return values of their own."""
 
-    def __call__(self, state: State, batch: PyTree, constants: Sequence[AnyArray]) -> tuple[State, Logs]: ...
+    def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]: ...
+
+    def list_recorded(self) -> RecordedVariables:
+        """Return the variables of what is recorded of a step. It is not traced."""
+        ...
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
         """Explain errors of a trace for a number of rows."""
@@ -59,7 +63,7 @@ class StepShapes(NamedTuple):
 
     state: State
     batch: PyTree
-    constants: Sequence[AnyArray]
+    constants: Sequence[Array]
 
 
 class TracedStep:
@@ -252,12 +256,14 @@ class PhasedSteps:
     def inspect(
         self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
     ) -> tuple[list[Part], list[InspectedProgram]]:
-        """Return what each shard of this process gives, and the program of the whole batch."""
+        """Return what each shard of this process gives, and the program of the whole batch. Values of earlier runs are of no whole batch."""
+        if self._inputs.has_carried:
+            return [([None] * len(self._function.list_recorded()[0][1]), None)] * len(batches), []
         rows = jax.tree.unflatten(batch.structure, [np.asarray(leaf.array, leaf.dtype) for leaf in batch.leaves])
         cut, constants = self.cut(batch, batch_plan, state), list(map(jnp.asarray, self._inputs.constants()))
         programs = [InspectedProgram(self._function, (state, rows, constants), rows, range(batch.counted_rows))]
         if isinstance(cut, WholeStep):
-            end = cut.run_alone(Known(state, [], [], jnp.zeros(0), constants), rows)[0]
+            end = cut.run_alone(Known(state, [], [], constants), rows)[0]
             return [(list(end.gradients), end.loss)], programs
         return cut.inspect(state, rows, constants, [shard.leaf for shard in batch_plan.shards]), programs
 

@@ -12,7 +12,7 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
-from unisono._src.replica.protocol import RecordedVariables, State
+from unisono._src.replica.protocol import State
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState
 from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, StepFunction, WholeStep
@@ -39,10 +39,6 @@ class RecordedStep(StepFunction, Protocol):
 
     has_own_logs: bool
     """Whether logs are others than the results of the metrics; known after a trace."""
-
-    def list_recorded(self) -> RecordedVariables:
-        """Return the variables of what is recorded of a step. It is not traced."""
-        ...
 
 
 class CallOutcome(NamedTuple):
