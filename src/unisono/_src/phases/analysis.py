@@ -15,6 +15,7 @@ from unisono._src.phases.deferral import defer_merges
 from unisono._src.phases.draws import can_draw, is_random
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.phases.planned import Planned
+from unisono._src.phases.replica_code import counts_rows
 from unisono._src.phases.rules.loops import apply_rule
 from unisono._src.phases.twins import Equation, Twins
 
@@ -227,14 +228,6 @@ def sum_literals(equation: Equation, shards: int) -> Equation:
     total = (float(own.val) - per_row * equation.shard_rows) * shards + per_row * equation.rows
     literal = core.Literal(np.asarray(total, get_dtype(whole))[()], whole.aval)
     return equation._replace(whole=equation.whole.replace(invars=[literal]))
-
-
-def counts_rows(equation: Equation) -> bool:
-    """Return whether a literal of the equation depends on the number of rows."""
-    pairs = zip(equation.whole.invars, equation.shard.invars, strict=True)
-    return any(
-        np.any(one.val != other.val) for one, other in pairs if isinstance(one, core.Literal) and isinstance(other, core.Literal)
-    )
 
 
 def find_local_reductions(twins: Twins, is_local: IsLocal) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -27,6 +27,8 @@ from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import Array, PyTree, Shape
 
 Values: TypeAlias = dict[core.Var, Array]
+Done: TypeAlias = dict[tuple[int, tuple[Hashable, ...]], tuple[list[Array], list[Array]]]
+"""(operands, results) of equations of a shard, by the equation and what tells the operands from others."""
 
 
 class ShardResult(NamedTuple):
@@ -155,14 +157,17 @@ class PhasedStep:
             kind = self.analysis.kinds[variable]
             if isinstance(kind, Rows):  # gathered before
                 values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, place.row, size)
+        done: Done = {}
         for planned in phase.plan:
-            self._run_in_shard(planned, size, known, values, place)
+            self._run_in_shard(planned, size, known, values, place, done)
             for variable in planned.equation.whole.outvars:
                 if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
                     values[variable] = lax.optimization_barrier(values[variable])
         return ShardResult(*([values[variable] for variable in of] for of in list_results(phase)))
 
-    def _run_in_shard(self, planned: Planned, size: int, known: Values, values: Values, shard_place: ShardPlace) -> None:
+    def _run_in_shard(
+        self, planned: Planned, size: int, known: Values, values: Values, shard_place: ShardPlace, done: Done
+    ) -> None:
         whole, start = planned.equation.whole, shard_place.row
         if is_marked(whole, REPLICA):
             values[whole.outvars[0]] = shard_place.replica.astype(get_dtype(whole.outvars[0]))
@@ -186,10 +191,14 @@ class PhasedStep:
             else:
                 value = known[atom]
                 operands.append(value if layout is None else take_part(value, layout, self.analysis.twins.rows, start, size))
-        if planned.equation.name in DRAWS and not any(planned.layouts):
+        key = id(shard), tuple(map(identify, operands))
+        if key in done:  # by the equation of which this one is a copy
+            results = done[key][1]
+        elif planned.equation.name in DRAWS and not any(planned.layouts):
             results = [DRAWS[planned.equation.name](planned.equation, operands, start, get_shape(shard.outvars[0]))]
         else:
             results = bind(shard, operands)
+        done[key] = operands, results  # which lives on: another operand must not get its id
         values.update(zip(whole.outvars, results, strict=True))
 
     def spread(self, number: int, size: int, result: ShardResult, place: ShardPlace) -> list[Array]:
@@ -238,6 +247,11 @@ class PhasedStep:
     def join(self, variable: core.Var, parts: Sequence[Array]) -> Array:
         """Return the rows of all shards as one array."""
         return join_parts(parts, self._layout_of(variable))
+
+
+def identify(operand: Array) -> Hashable:
+    """Return what tells an operand from others: a traced one by itself, a number by its value."""
+    return id(operand) if isinstance(operand, jax.Array) else (str(operand.dtype), np.asarray(operand).tobytes())
 
 
 def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:

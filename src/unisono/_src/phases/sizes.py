@@ -27,9 +27,24 @@ MOST_RECIPROCAL = 2**20
 def resize_twins(twins: Twins, size: int) -> Twins:
     """Return twins of the same batch and of a shard of `size` rows."""
     sizer = Sizer(twins.rows, twins.shard_rows, size)
-    equations = [Equation(one.whole, sizer.resize_equation(one.whole, one.shard, {}), one.rows, size) for one in twins.equations]
+    resized: dict[int, core.JaxprEqn] = {}
+    for one in twins.equations:
+        if id(one.shard) not in resized:  # replicas have copies of equations
+            resized[id(one.shard)] = sizer.resize_equation(one.whole, one.shard, {})
+    equations = [Equation(one.whole, resized[id(one.shard)], one.rows, size) for one in twins.equations]
     shapes = {variable: sizer.resize_shape(get_shape(variable), shape) for variable, shape in twins.shapes.items()}
     return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, {}, twins.rows, size)
+
+
+def replace_shards(twins: Twins, plain: Twins, of_size: Twins) -> Twins:
+    """Return twins with the shards of others. `plain` are the same twins without copies of equations, `of_size` those of another size."""
+    pairs = zip(plain.equations, of_size.equations, strict=True)
+    shards = {id(one.shard): other.shard for one, other in pairs}
+    equations = [one._replace(shard=shards[id(one.shard)], shard_rows=of_size.shard_rows) for one in twins.equations]
+    shapes = dict(of_size.shapes)
+    for one in equations:
+        shapes |= zip(one.whole.outvars, map(get_shape, one.shard.outvars), strict=True)
+    return twins._replace(equations=equations, shapes=shapes, own_constants=of_size.own_constants, shard_rows=of_size.shard_rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from unisono._src.phases.interpreter import Shares, run_shards
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Rows
 from unisono._src.phases.replica_code import copy_for_replicas
 from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
-from unisono._src.phases.sizes import resize_twins
+from unisono._src.phases.sizes import replace_shards, resize_twins
 from unisono._src.phases.twins import ProgramsDifferError, Twins, leave_whole, pair
 from unisono._src.placement import Placement
 from unisono._src.replica.protocol import RecordedVariables, State
@@ -69,13 +69,10 @@ class StepShapes(NamedTuple):
 class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 
-    def __init__(self, function: StepFunction, shapes: StepShapes, lead: jax.Device, is_cut: bool) -> None:
-        """`is_cut`: replicas compute their parts."""
+    def __init__(self, function: StepFunction, shapes: StepShapes, lead: jax.Device) -> None:
         with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LAYER_SCOPE):
             traced, self._shapes = trace_as_rewritten(function, lead.platform)(*shapes)
         program = inline_calls(traced)
-        if is_cut and function.is_of_replicas:
-            program = copy_for_replicas(program)
         self.gradients = find_marked(program.jaxpr, GRADIENT)
         self.losses = find_marked(program.jaxpr, LOSS)[:1]
         self.outputs = find_marked(program.jaxpr, OUTPUT)
@@ -209,24 +206,26 @@ class PhasedSteps:
         try:
             return PhasedCut(traced, self._cut_twins(self._pair(traced, batch, other, state), batch, sizes, state))
         except ProgramsDifferError as error:
-            self._function.refuse_other_programs(error)
+            if len(sizes) > 1:  # the rows of one shard alone are all rows
+                self._function.refuse_other_programs(error)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
             whole = leave_whole(traced.program, shapes, batch.rows, other)
             return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state))
 
     def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
         """Return the step of a batch, cut into shards of these sizes."""
-        analysis = Analysis(twins, self._list_kinds(twins, batch, state), len(sizes))
-        of_whole = self._trace(batch, batch.rows, state)
-        by_size = [
-            twins
-            if size == twins.shard_rows
-            else self._pair(of_whole, batch, size, state)
-            if twins.own_constants  # which no other sizes tell
-            else resize_twins(twins, size)
-            for size in set(sizes)
-        ]
-        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+        kinds = self._list_kinds(twins, batch, state)
+        cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
+        by_size: list[Twins] = []
+        for size in set(sizes):
+            if size == twins.shard_rows:
+                by_size.append(cut)
+            elif twins.own_constants:  # which no other sizes tell
+                of_size = self._pair(self._trace(batch, batch.rows, state), batch, size, state)
+                by_size.append(replace_shards(cut, twins, of_size))
+            else:
+                by_size.append(resize_twins(cut, size))
+        return PhasedStep(Analysis(cut, kinds, len(sizes)), by_size, sizes, self._function.returns_rows)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
@@ -250,7 +249,7 @@ class PhasedSteps:
         if key not in self._traced:
             shapes = self._describe(batch, rows, state)
             with self._function.explain_rows(rows, batch.rows):
-                self._traced[key] = TracedStep(self._function, shapes, self._lead, not self._has_one_replica)
+                self._traced[key] = TracedStep(self._function, shapes, self._lead)
         return self._traced[key]
 
     def inspect(
