@@ -24,7 +24,7 @@ FLOORS = {
     "ground": [
         "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
         "execution_mode", "hidden_frames", "near_names", "function_names", "library_arrays", "operands",
-        "inlining", "program_digest", "whole_batch", "typed_jax", "typing",
+        "inlining", "marks", "program_digest", "whole_batch", "typed_jax", "typing",
     ],
 }  # fmt: skip
 """From the top down. A room imports from its own floor and from the floors below."""

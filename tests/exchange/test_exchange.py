@@ -19,7 +19,7 @@ from sizes import ROWS_AT_ONCE, cases, slow
 from unisono._src import reduction_tree
 from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
 from unisono._src.placement import Placement
-from unisono._src.replica.contribution import add_contributions
+from unisono._src.step.totals import add_contributions
 from unisono._src.xla.programs import DeviceProgram
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")

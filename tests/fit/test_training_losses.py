@@ -3,7 +3,6 @@
 import itertools
 import warnings
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from keras import layers, losses, ops
 from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono._src.checks.jax_errors import StepError
-from unisono._src.replica.row_coupling import couples_rows
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
@@ -226,30 +224,6 @@ def test_outputs_for_all_pairs_of_rows(columns):
         return model
 
     assert_equals_keras(make, fitting(X[:10], np.arange(10) % (columns or 10), batch_size=10), replicas=(4,))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [contrasted, of_halves, root_of_mean, by_largest, of_hard_rows, Balanced(), losses.Dice().call, *slow(losses.Circle().call)],
-)
-def test_what_couples_rows(loss):
-    shapes = jax.ShapeDtypeStruct((5, 3), "float32")
-    labels = jax.ShapeDtypeStruct((5,), "int32") if getattr(loss, "__self__", None).__class__ is losses.Circle else shapes
-    assert couples_rows(loss, (labels, shapes))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        distances, distance_of_pairs, losses.MeanSquaredError().call, *slow(losses.Huber()), losses.CosineSimilarity().call,
-        lambda t, p: ops.sum(ops.abs(t - p)), lambda t, p: 1 / 0, losses.KLDivergence().call,
-        *slow(losses.CategoricalFocalCrossentropy().call), lambda t, p: keras.random.uniform((len(p),)), lambda t, p: ops.log(p - 1),
-    ],
-)  # fmt: skip
-def test_what_does_not(loss):
-    """Nor what cannot be tried, or draws."""
-    shapes = jax.ShapeDtypeStruct((5, 3), "float32")
-    assert not couples_rows(loss, (shapes, shapes))
 
 
 def squeezed(y_true, y_pred):

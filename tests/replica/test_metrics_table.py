@@ -254,18 +254,17 @@ def table() -> list[str]:
     lines: dict[str, tuple[list[str], Any]] = {}
     for name, where, form in kept:
         lines.setdefault(name, ([], form()))[0].append(where.removeprefix("compile(), "))
-    return ["| metric | merged by | sample weights | tried on |", "| --- | --- | --- | --- |"] + [
-        f"| `{name}` | {how_merged(metric)} | {how_weighted(metric)} | {', '.join(where)} |"
+    return ["| metric | state | sample weights | tried on |", "| --- | --- | --- | --- |"] + [
+        f"| `{name}` | {list_state(metric)} | {how_weighted(metric)} | {', '.join(where)} |"
         for name, (where, metric) in sorted(lines.items())
     ]
 
 
-def how_merged(metric: metrics.Metric) -> str:
+def list_state(metric: metrics.Metric) -> str:
     if isinstance(metric, (metrics.FBetaScore, metrics.R2Score)):  # they make their state when they first see shapes
         metric.update_state(np.ones((2, 3)), np.ones((2, 3)))
-    by_rows = type(metric) in (metrics.Mean, metrics.MeanMetricWrapper)
     kept = ", ".join(f"`{variable.name}`" for variable in metric.variables)
-    return f"sums of {kept}" + ("; by rows where it is fed one number for a batch" if by_rows else "")
+    return f"sums of {kept}"
 
 
 def how_weighted(metric: metrics.Metric) -> str:

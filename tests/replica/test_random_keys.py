@@ -1,16 +1,12 @@
-"""Random numbers: in `fit` those of plain Keras, in a loop from the generator's state and the replica."""
+"""Random numbers: rows draw what they draw in plain Keras, in `fit` and in loops."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 
-import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from keras import layers
 
 import unisono as un
@@ -71,19 +67,31 @@ def test_prediction_draws_what_plain_keras_draws_and_goes_on():
     assert len(set(seen.values())) == 1
 
 
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)), min_size=2, max_size=4, unique=True))
-def test_no_two_replicas_nor_generators_share_a_state(states):
-    drawn = {
-        tuple(np.asarray(random_keys.derive_replica_key(jnp.array(state, jnp.uint32), jnp.int32(replica))).tolist())
-        for state, replica in itertools.product(states, range(6))
-    }
-    assert len(drawn) == 6 * len(states)
+def masks_of_a_loop(strategy: un.Strategy, rows: int = 14, steps: int = 2) -> list[np.ndarray]:
+    """What `masks` does, in a loop; beside it noise that the replica's code draws itself, one number for each row."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([layers.Input((8,)), layers.Dropout(0.5), layers.Dense(4, kernel_initializer="zeros")])
+        optimizer, seeds = keras.optimizers.SGD(1.0), keras.random.SeedGenerator(5)
+
+    def step(x):
+        noise = keras.random.normal((keras.ops.shape(x)[0], 1), seed=seeds)
+        _, gradients = un.value_and_grad(lambda: keras.ops.sum(model(x, training=True), axis=1), model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return noise
+
+    for batch in strategy.distribute_dataset(np.ones((rows * steps, 8), "float32"), batch_size=rows):
+        noise = strategy.run(step, args=(batch,))
+    return [*map(np.asarray, model.get_weights()), np.asarray(strategy.gather(noise, axis=0)), np.asarray(seeds.state.value)]
 
 
-def test_the_first_replica_draws_from_the_state_itself():
-    state = jnp.array([3, 5], jnp.uint32)
-    assert random_keys.derive_replica_key(state, jnp.int32(0)).tolist() == [3, 5]
+def test_rows_of_a_loop_draw_what_they_draw_on_one_replica():
+    """In layers, and by hand; on any devices, in shards of several sizes."""
+    whole = masks_of_a_loop(un.OneDeviceStrategy())
+    cut = masks_of_a_loop(un.OneDeviceStrategy(replicas=4))
+    for one, other in zip(whole, cut, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert un.fingerprint(cut) == un.fingerprint(masks_of_a_loop(un.MirroredStrategy(devices=3, replicas=4)))
 
 
 def test_a_step_moves_every_state_on_by_what_it_drew():

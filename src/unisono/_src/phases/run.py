@@ -251,7 +251,7 @@ class PhasedStep:
 
 def identify(operand: Array) -> Hashable:
     """Return what tells an operand from others: a traced one by itself, a number by its value."""
-    return id(operand) if isinstance(operand, jax.Array) else (str(operand.dtype), np.asarray(operand).tobytes())
+    return id(operand) if isinstance(operand, jax.Array) else (str(np.asarray(operand).dtype), np.asarray(operand).tobytes())
 
 
 def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:
