@@ -65,11 +65,17 @@ class InTurn(keras.Model):
 
     turns: tuple[str, ...] = ()
 
+    def list_trained(self, turn: str) -> list[Any]:
+        return getattr(self, turn).trainable_variables
+
+    def compute_turn(self, turn: str, data: Any) -> Any:
+        return getattr(self, f"{turn}_loss")(data)
+
     def compile(self, **optimizers: Any) -> None:
         super().compile()
         self.optimizers = optimizers
         for name, optimizer in optimizers.items():
-            optimizer.build(getattr(self, name).trainable_variables)
+            optimizer.build(self.list_trained(name))
         self.slots = [optimizer.variables for optimizer in optimizers.values()]
 
     def train_step(self, state: Any, data: Any) -> Any:
@@ -77,12 +83,12 @@ class InTurn(keras.Model):
         variables = [*self.trainable_variables, *self.non_trainable_variables]
         values, logs = Values(variables, [*trainable, *non_trainable]), {}
         for name in self.turns:
-            mine, optimizer = getattr(self, name).trainable_variables, self.optimizers[name]
+            mine, optimizer = self.list_trained(name), self.optimizers[name]
 
             def compute(weights: list[Any], mine: Any = mine, name: str = name) -> Any:
                 mapping = [*zip(variables, values.all, strict=True), *zip(mine, weights, strict=True)]
                 with keras.StatelessScope(state_mapping=mapping) as scope:
-                    loss = getattr(self, f"{name}_loss")(data)
+                    loss = self.compute_turn(name, data)
                 return loss, [scope.get_current_value(v) for v in self.non_trainable_variables]
 
             (logs[name], after), gradients = jax.value_and_grad(compute, has_aux=True)(values[mine])

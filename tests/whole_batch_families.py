@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -286,12 +286,29 @@ def read_state(model: Any) -> dict[str, list[np.ndarray]]:
     return {name: [np.array(v.value) for v in group] for name, group in groups.items()}
 
 
-def train(family: Family, strategy: Any = None) -> Trained:
+def train(family: Family, strategy: Any = None, batch_size: int = BATCH) -> Trained:
     start: list[Any] = []
 
     def fit(model: Any) -> Any:
         start.append(read_state(model))
-        return model.fit(*family.data, batch_size=BATCH, verbose=0, shuffle=False)
+        return model.fit(*family.data, batch_size=batch_size, verbose=0, shuffle=False)
 
     done = run(family.make, fit, strategy)
     return Trained(start[0], read_state(done.model), done)
+
+
+def norm(arrays: Iterable[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(a)) for a in arrays)))
+
+
+def measure(ours: Trained, wanted: Trained) -> dict[str, float]:
+    """Return how far each group of variables is from that of plain Keras, relative to its change; what counts must be equal."""
+    errors = {}
+    for group, end in wanted.end.items():
+        begun, found = wanted.start[group], ours.end[group]
+        floats = [place for place, array in enumerate(end) if array.dtype.kind == "f"]
+        for place in set(range(len(end))) - set(floats):
+            np.testing.assert_array_equal(found[place], end[place])
+        change, apart = (norm(end[place].astype("float64") - other[place] for place in floats) for other in (begun, found))
+        errors[group] = apart / change if apart else 0.0
+    return errors

@@ -7,32 +7,12 @@ import pytest
 
 from sizes import cases, mostly_slow
 from trainings import on
-from whole_batch_families import FAMILIES, train
+from whole_batch_families import FAMILIES, measure, train
 
 CLOSE = 2e-6
 """Of the change of a group of variables, by its norm, and of logs."""
 DEVICES = cases((1, 8), (1, 2, 4, 8))
 QUICK = ("simclr", "balance of experts", "moco", "gan")
-
-
-def norm(arrays):
-    return float(np.sqrt(sum(np.sum(np.square(a)) for a in arrays)))
-
-
-def measure(ours, keras_):
-    """The largest difference of a group, relative to its change in plain Keras; what counts is equal."""
-    errors = {}
-    for group, wanted in keras_.end.items():
-        begun, found = keras_.start[group], ours.end[group]
-        for one, other in zip(begun, ours.start[group], strict=True):
-            np.testing.assert_array_equal(one, other)
-        floats = [place for place, array in enumerate(wanted) if array.dtype.kind == "f"]
-        for place in set(range(len(wanted))) - set(floats):
-            np.testing.assert_array_equal(found[place], wanted[place])
-        change, apart = (norm(wanted[place].astype("float64") - other[place] for place in floats) for other in (begun, found))
-        assert apart == 0 or change > 0
-        errors[group] = apart / change if change else 0.0
-    return errors
 
 
 @pytest.mark.parametrize("name", mostly_slow(FAMILIES, *QUICK))
