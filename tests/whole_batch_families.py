@@ -16,7 +16,7 @@ import whole_batch_losses as losses
 from own_steps import Guided
 from sizes import cases
 from trainings import Run, labels, rows, run
-from whole_batch_layers import Center, Codebook, Decaying, Experts, Quantized, Queue, between, mlp
+from whole_batch_layers import Center, Codebook, Decaying, Experts, Quantized, Queue, Renewed, between, mlp
 from whole_batch_losses import CLASSES, SPARSE
 
 BATCH = 20
@@ -248,12 +248,16 @@ FAMILIES = {
     "supervised contrast": of_loss(losses.supervised_contrast, adam),
     "dice": of_loss(losses.dice, adam, metrics=["accuracy"]),
     "rmse": of_loss(losses.rmse, metrics=[losses.rmse]),
+    "pairs of neighbours": of_loss(losses.pairs_of_neighbours),
+    "hardest five": of_loss(losses.hardest_five),
+    "by the size of the batch": of_loss(losses.by_the_size_of_the_batch),
     "balance of experts": of_layer(Experts),
     "variational autoencoder": Family(VariationalAutoencoder, by(adam), (X,)),
     "codebook": of_layer(Codebook),
     "queue and largest": of_layer(Queue),
     "quantization": of_layer(Quantized),
     "decaying mean": of_layer(Decaying),
+    "renewed mean": of_layer(Renewed),
     "moco": Family(Moco, by(loss=SPARSE, metrics=["accuracy"]), (VIEWS, ZEROS)),
     "dino": Family(Dino, by(adam), (VIEWS,)),
     "own metrics and logs": Family(

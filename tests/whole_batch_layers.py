@@ -116,3 +116,17 @@ class Decaying(L.Layer):
         if training:
             self.mean.assign(0.9 * old + 0.1 * ops.mean(x, axis=0))
         return x - old
+
+
+class Renewed(L.Layer):
+    """Rows without their mean, which is taken anew in each second step alone."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.steps.assign(self.steps + 1)
+        old = ops.convert_to_tensor(self.mean)
+        self.mean.assign(ops.cond(self.steps % 2 == 0, lambda: ops.mean(ops.stop_gradient(x), axis=0), lambda: old))
+        return x - self.mean

@@ -10,6 +10,7 @@ from keras import layers as L  # noqa: N812
 from unisono._src.phases.analysis import Analysis, match_scopes
 from unisono._src.phases.interpreter import list_outputs, run_shards
 from unisono._src.phases.run import PhasedStep
+from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import pair, trace
 from whole_batch_losses import CLASSES
 
@@ -33,8 +34,8 @@ def make_step(model):
     return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
-def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
-    """The step in phases, for shards of these sizes."""
+def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=()):
+    """The step in phases, for shards of these sizes; of their programs those that are not traced follow from one that is."""
 
     def describe(rows):
         of_state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
@@ -42,9 +43,12 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
 
     rows = sum(sizes)
     whole, _ = trace(step, describe(rows))
-    twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
+    twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in traced or sorted(set(sizes), reverse=True)]
     has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(jax.tree.leaves(batch))
-    return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins, sizes)
+    analysis = Analysis(twins[0], has_rows, match_scopes(local))
+    if traced:
+        twins = [resize_twins(twins[0], size, analysis.list_in_shards()) for size in set(sizes)]
+    return PhasedStep(analysis, twins, sizes)
 
 
 def run_phased(phased, state, batch):
@@ -57,9 +61,9 @@ def norm(arrays):
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(a, "float64"))) for a in arrays)))
 
 
-def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit):
+def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit, traced=()):
     """(the difference of the floats of the new state, relative to their change on the whole batch; the step in phases)."""
-    phased = analyse(step, state, batch, sizes, local)
+    phased = analyse(step, state, batch, sizes, local, traced)
     got = jit(lambda state, batch: run_phased(phased, state, batch))(state, batch)
     want = jax.tree.leaves(jit(step)(state, batch))
     old = jax.tree.leaves(state)

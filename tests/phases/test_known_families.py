@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from sizes import mostly_slow
-from whole_batch_layers import Center, Codebook, Sampling, between, mlp
+from whole_batch_layers import Center, Codebook, Renewed, Sampling, between, mlp
 from whole_batch_losses import SPARSE, barlow_twins, hardest_triplets, negatives_of_the_batch, supervised_contrast
 from whole_batch_of_phases import CLOSE, compare, make_batch, make_step
 
@@ -18,10 +18,11 @@ FAMILIES = {
     "variational autoencoder": (between(Sampling), SPARSE),
     "codebook": (between(Codebook), SPARSE),
     "center": (between(Center), SPARSE),
+    "renewed mean": (between(Renewed), SPARSE),
 }
 
 
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "hardest triplets"))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "hardest triplets", "renewed mean"))
 def test_a_family_has_the_numbers_of_the_whole_batch(family, rng):
     make_model, loss = FAMILIES[family]
     model = make_model()

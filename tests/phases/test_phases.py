@@ -11,7 +11,7 @@ from keras import ops
 
 from sizes import mostly_slow
 from whole_batch_layers import Experts, Queue, between, mlp
-from whole_batch_losses import CLASSES, SPARSE, contrast, cross_entropy, dice, masked_mean, rmse
+from whole_batch_losses import CLASSES, SPARSE, contrast, cross_entropy, dice, masked_mean, pairs_of_neighbours, rmse
 from whole_batch_of_phases import CLOSE, ROWS, analyse, compare, make_batch, make_step, run_phased
 
 
@@ -168,6 +168,21 @@ def test_views_behind_each_other_stay_rows(rng):
     error, phased = compare(step, weights, (rng.normal(size=(ROWS, 8)).astype("float32"),))
     assert error < CLOSE
     assert not phased.analysis.gathered
+
+
+def test_of_pairs_of_neighbours_the_scores_alone_are_gathered(rng):
+    """Three rows are no pairs, so that the code is traced for twice the batch."""
+    model = mlp()
+    weights = [v.value for v in model.trainable_variables]
+
+    def step(weights, batch):
+        gradients = jax.grad(lambda w: pairs_of_neighbours(None, model.stateless_call(w, [], batch[0])[0]))(weights)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], ()
+
+    batch = (rng.normal(size=(ROWS, 8)).astype("float32"),)
+    error, phased = compare(step, weights, batch, traced=(2 * ROWS,))
+    assert error < CLOSE
+    assert [variable.aval.shape for variable in phased.analysis.gathered] == [(ROWS,)]
 
 
 def test_predictions_are_rows_in_order(rng):

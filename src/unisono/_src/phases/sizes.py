@@ -7,7 +7,7 @@ need not be traced for each size. And one of a single row must not be: where arr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,12 +24,30 @@ MOST_RECIPROCAL = 2**20
 """Up to here the inverse of a number is taken for a count of rows, or half of one."""
 
 
-def resize_twins(twins: Twins, size: int) -> Twins:
-    """Return twins of the same batch and of a shard of `size` rows."""
+def resize_twins(twins: Twins, size: int, in_shards: Container[int]) -> Twins:
+    """Return twins of the same batch and of a shard of `size` rows.
+
+    `in_shards` are the ids of the equations that shards compute. Others need no program for the size, and may have none: pairs of
+    neighbours among three rows.
+    """
     sizer = Sizer(twins.rows, twins.shard_rows, size)
-    equations = [Equation(one.whole, sizer.resize_equation(one.whole, one.shard, {}), one.rows, size) for one in twins.equations]
-    shapes = {variable: sizer.resize_shape(get_shape(variable), shape) for variable, shape in twins.shapes.items()}
+    equations: list[Equation] = []
+    shapes = {variable: sizer.resize_shape(get_shape(variable), twins.shapes[variable]) for variable in list_given(twins)}
+    for one in twins.equations:
+        try:
+            shard = sizer.resize_equation(one.whole, one.shard, {})
+        except ProgramsDifferError:
+            if id(one.whole) in in_shards:
+                raise
+            shard = one.whole
+        equations.append(Equation(one.whole, shard, one.rows, size))
+        shapes |= {of_whole: get_shape(of_shard) for of_whole, of_shard in zip(one.whole.outvars, shard.outvars, strict=True)}
     return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, twins.rows, size)
+
+
+def list_given(twins: Twins) -> list[core.Var]:
+    """Return the variables that no equation makes."""
+    return [*twins.inputs, *twins.constants]
 
 
 @dataclasses.dataclass(frozen=True)

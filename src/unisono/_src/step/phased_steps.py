@@ -181,13 +181,23 @@ class PhasedSteps:
             return PhasedCut(traced, self._cut_twins(leave_whole(traced.program, shapes, rows, other), has_rows, sizes))
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
-        other = choose_traced(batch.rows, sizes)
-        return pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
+        """Return the programs of the batch and of another number of rows as twins: of a shard's, or of twice the batch's.
+
+        The code has run for the batch. It may want more rows than a shard has, as the five hardest of all, or branch on their number.
+        """
+        reason: Exception | None = None
+        for other in (choose_traced(batch.rows, sizes), 2 * batch.rows):
+            try:
+                return pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
+            except Exception as error:  # whatever the code raises
+                reason = error
+        raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
 
     def _cut_twins(self, twins: Twins, has_rows: Sequence[bool], sizes: Sequence[int]) -> PhasedStep:
         """Return the step of a batch, cut into shards of these sizes."""
         analysis = Analysis(twins, has_rows, match_scopes(LOCAL))
-        by_size = [twins if size == twins.shard_rows else resize_twins(twins, size) for size in set(sizes)]
+        of_shards = analysis.list_in_shards()
+        by_size = [twins if size == twins.shard_rows else resize_twins(twins, size, of_shards) for size in set(sizes)]
         return PhasedStep(analysis, by_size, sizes, self._keeps_rows)
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
