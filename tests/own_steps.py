@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,6 +56,24 @@ class Guided(keras.Model):
         tracked = [m.stateless_update_state(metrics[2 * i : 2 * i + 2], losses[i]) for i, m in enumerate(self.means)]
         logs = {m.name: m.stateless_result(new) for m, new in zip(self.means, tracked, strict=True)}
         return logs, (trainable, after, slots, [value for new in tracked for value in new])
+
+
+class ByGradients(keras.Sequential):
+    """Applies gradients that a function has made in its own way, of (loss of weights, rows and labels; weights; rows; labels)."""
+
+    def __init__(self, make_gradients: Callable[..., Any], layers: list[Any]) -> None:
+        super().__init__(layers)
+        self.make_gradients = make_gradients
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, non_trainable, slots, metrics = state
+
+        def compute(weights: list[Any], x: Any, y: Any) -> Any:
+            return self.compute_loss(x, y, self.stateless_call(weights, non_trainable, x)[0])
+
+        loss, gradients = self.make_gradients(compute, trainable, *data)
+        trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+        return {"loss": loss}, (trainable, non_trainable, slots, metrics)
 
 
 class InTurn(keras.Model):

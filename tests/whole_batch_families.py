@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 from keras import layers as L  # noqa: N812
@@ -13,10 +14,10 @@ from keras import ops
 
 import gans
 import whole_batch_losses as losses
-from own_steps import Guided
+from own_steps import ByGradients, Guided
 from sizes import cases
 from trainings import Run, labels, rows, run
-from whole_batch_layers import Center, Codebook, Decaying, Experts, Quantized, Queue, Renewed, between, mlp
+from whole_batch_layers import Capacity, Center, Codebook, Decaying, Experts, OverRows, Quantized, Queue, Renewed, between, mlp
 from whole_batch_losses import CLASSES, SPARSE
 
 BATCH = 20
@@ -171,6 +172,39 @@ def pairs(y: Any, apart: Any) -> Any:
     return ops.mean(y * apart**2 + (1 - y) * ops.relu(1.5 - apart) ** 2)
 
 
+def beside_the_steepest(compute: Any, weights: Any, x: Any, y: Any) -> Any:
+    """Sharpness-aware: the gradient where the loss is larger."""
+    slopes = jax.grad(compute)(weights, x, y)
+    size = ops.sqrt(sum(ops.sum(slope**2) for slope in slopes))
+    return jax.value_and_grad(compute)([w + 0.05 * slope / size for w, slope in zip(weights, slopes, strict=True)], x, y)
+
+
+def of_each_row(compute: Any, weights: Any, x: Any, y: Any) -> Any:
+    """Private: the gradient of each row is cut off by itself."""
+    values, gradients = jax.vmap(lambda x, y: jax.value_and_grad(compute)(weights, x[None], y[None]))(x, y)
+    sizes = ops.sqrt(sum(ops.sum(ops.reshape(g, (len(x), -1)) ** 2, 1) for g in gradients))
+    share = ops.minimum(1, 0.5 / sizes) / len(x)
+    return ops.mean(values), [ops.tensordot(share, g, 1) for g in gradients]
+
+
+def after_an_update(compute: Any, weights: Any, x: Any, y: Any) -> Any:
+    """As meta learning: an update by one half of the rows, and what it does to the other half."""
+    half = len(x) // 2
+
+    def learn(weights: Any) -> Any:
+        slopes = jax.grad(compute)(weights, x[:half], y[:half])
+        return compute([w - 0.1 * slope for w, slope in zip(weights, slopes, strict=True)], x[half:], y[half:])
+
+    return jax.value_and_grad(learn)(weights)
+
+
+def of_mixed_rows(compute: Any, weights: Any, x: Any, y: Any) -> Any:
+    """Each row with another one."""
+    order = jax.random.permutation(jax.random.key(1), len(x))
+    mixed = 0.7 * x + 0.3 * x[order]
+    return jax.value_and_grad(lambda w: 0.7 * compute(w, mixed, y) + 0.3 * compute(w, mixed, y[order]))(weights)
+
+
 class Spread(keras.metrics.Metric):
     """The deviation of all logits from their mean, of which no batch knows, and the largest of all."""
 
@@ -208,6 +242,10 @@ def adam(rate: float = 0.01) -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(rate)
 
 
+def by(optimizer: Callable[..., Any] = momentum, **options: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"optimizer": optimizer(), **options}
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A model and how it is compiled and fed."""
@@ -228,12 +266,12 @@ def of_loss(loss: Any, optimizer: Callable[[], Any] = momentum, **options: Any) 
     return Family(mlp, lambda: {"optimizer": optimizer(), "loss": loss, **options}, (X, Y))
 
 
+def of_gradients(make_gradients: Callable[..., Any]) -> Family:
+    return Family(lambda: ByGradients(make_gradients, [L.Input((8,)), *mlp().layers]), by(loss=SPARSE), (X, Y))
+
+
 def of_layer(layer: Callable[[], Any]) -> Family:
     return Family(between(layer), lambda: {"optimizer": momentum(), "loss": SPARSE, "metrics": ["accuracy"]}, (X, Y))
-
-
-def by(optimizer: Callable[..., Any] = momentum, **options: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: {"optimizer": optimizer(), **options}
 
 
 VIEWS = {"first": X, "second": X + 0.3 * OTHERS}
@@ -251,6 +289,14 @@ FAMILIES = {
     "pairs of neighbours": of_loss(losses.pairs_of_neighbours),
     "hardest five": of_loss(losses.hardest_five),
     "by the size of the batch": of_loss(losses.by_the_size_of_the_batch),
+    "balanced assignments": of_loss(losses.balanced_assignments),
+    "worst class": of_loss(losses.worst_class),
+    "sharpness": of_gradients(beside_the_steepest),
+    "gradients of rows": of_gradients(of_each_row),
+    "meta learning": of_gradients(after_an_update),
+    "mixed rows": of_gradients(of_mixed_rows),
+    "experts with a capacity": of_layer(Capacity),
+    "attention over the batch": of_layer(OverRows),
     "balance of experts": of_layer(Experts),
     "variational autoencoder": Family(VariationalAutoencoder, by(adam), (X,)),
     "codebook": of_layer(Codebook),

@@ -130,3 +130,31 @@ class Renewed(L.Layer):
         old = ops.convert_to_tensor(self.mean)
         self.mean.assign(ops.cond(self.steps % 2 == 0, lambda: ops.mean(ops.stop_gradient(x), axis=0), lambda: old))
         return x - self.mean
+
+
+class Capacity(L.Layer):
+    """Experts that take the first rows alone of those that want them."""
+
+    def build(self, shape):
+        self.router = self.add_weight(shape=(shape[-1], 3))
+        self.experts = self.add_weight(shape=(3, shape[-1], shape[-1]))
+
+    def call(self, x):
+        gates = ops.softmax(x @ self.router)
+        chosen = ops.one_hot(ops.argmax(gates, -1), 3)
+        taken = chosen * ops.cast(ops.cumsum(chosen, 0) <= 6, "float32")
+        return x + ops.einsum("bk,bd,kde->be", taken * gates, x, self.experts)
+
+
+class OverRows(L.Layer):
+    """Attention from each row of a batch to all others."""
+
+    def build(self, shape):
+        self.attention = L.MultiHeadAttention(2, 4)
+        self.attention.build((1, None, shape[-1]), (1, None, shape[-1]))
+
+    def call(self, x):
+        return x + self.attention(x[None], x[None])[0]
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)

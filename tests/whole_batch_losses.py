@@ -90,3 +90,21 @@ def by_the_size_of_the_batch(y, z):
     """Another program for few rows."""
     rows = ops.shape(z)[0]
     return ops.mean(cross_entropy(y, z)) if rows > 4 else ops.sum(z)
+
+
+def balanced_assignments(y, z):
+    """As Sinkhorn and Knopp: soft classes of rows, of which each has as many."""
+    rows = ops.shape(z)[0]
+
+    def balance(number, shares):
+        shares = shares / ops.sum(shares, 0, keepdims=True) / CLASSES
+        return shares / ops.sum(shares, 1, keepdims=True) / rows
+
+    wanted = rows * ops.fori_loop(0, 3, balance, ops.exp(ops.stop_gradient(z) / 0.5))
+    return -ops.mean(ops.sum(wanted * ops.log_softmax(z / 0.3), -1))
+
+
+def worst_class(y, z):
+    classes = ops.cast(y, "int32")
+    totals, counts = (ops.segment_sum(v, classes, CLASSES) for v in (cross_entropy(y, z), ops.ones_like(z[:, 0])))
+    return ops.max(totals / ops.maximum(counts, 1))

@@ -1,7 +1,7 @@
 """Trainings by `fit` whose losses, states and metrics hypothesis draws: eight replicas train as plain Keras does on the whole batch.
 
-A drawn program may be ill-conditioned. So plain Keras trains on other rows as well, which are off by one rounding: where that alone moves the result,
-nothing is compared.
+A drawn program may be ill-conditioned. So plain Keras also trains on rows that are off by one rounding: where that alone moves the result, nothing is
+compared. Optimizers that divide by gradients have a large epsilon, since they make steps of the rounding of gradients that are zero.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from drawn_programs import CLASSES, LOSSES, NUMBERS, WIDTH, compute_loss, compute_number
@@ -21,7 +21,7 @@ from sizes import cases
 from trainings import on
 from whole_batch_families import Family, measure, train
 
-STEADY, CLOSE = 5e-6, 1e-5
+STEADY, CLOSE = 5e-6, 2e-5
 
 INTO = {
     "added": lambda old, new: old + new,
@@ -31,8 +31,8 @@ INTO = {
 }
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.0),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "average": lambda: keras.optimizers.RMSprop(0.01, clipnorm=1.0),
+    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=0.01),
+    "average": lambda: keras.optimizers.RMSprop(0.01, epsilon=0.01, clipnorm=1.0),
 }
 WHERE = ("by function", "by compute_loss", "by add_loss", "by train_step")
 
@@ -111,23 +111,27 @@ class NetInTurn(InTurn, Net):
 
 
 def make_family(program: Program, data: Any) -> Family:
-    optimizers = [OPTIMIZERS[name]() for name in program.optimizers]
+    make_optimizers = lambda: [OPTIMIZERS[name]() for name in program.optimizers]
     if program.where == "by train_step":
         turns = tuple(str(turn) for turn in range(len(program.updates)))
         kind = type("Turns", (NetInTurn,), {"turns": turns})
-        return Family(lambda: kind(program), lambda: dict(zip(turns, optimizers, strict=True)), data)
+        return Family(lambda: kind(program), lambda: dict(zip(turns, make_optimizers(), strict=True)), data)
     losses = program.updates[0]
     loss = (lambda y, p: compute_loss(p[:, 0], *split_labels(y), losses)) if program.where == "by function" else None
-    metrics = [Own(number, into, f"own{place}") for place, (number, into) in enumerate(program.metrics)]
-    return Family(lambda: Net(program), lambda: {"optimizer": optimizers[0], "loss": loss, "metrics": metrics}, data)
+    make_metrics = lambda: [Own(number, into, f"own{place}") for place, (number, into) in enumerate(program.metrics)]
+    return Family(
+        lambda: Net(program), lambda: {"optimizer": make_optimizers()[0], "loss": loss, "metrics": make_metrics()}, data
+    )
 
 
-def make_data(rows: int, seed: int, rounding: float) -> Any:
+def make_data(rows: int, seed: int, rounded: int = 0) -> Any:
+    """Return rows and labels; where `rounded` is not 0, it is the seed of what moves each number by one rounding."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, WIDTH))
     labels = np.stack([rng.integers(0, CLASSES, rows), rng.random(rows) < 0.7], axis=1).astype("float32")
     labels[::3, 1] = 1  # some rows of each batch count
-    x *= 1 + rounding * rng.choice([-1, 1], x.shape)
+    if rounded:
+        x *= 1 + 1.2e-7 * np.random.default_rng(rounded).choice([-1, 1], x.shape)
     return {"rows": x.astype("float32"), "labels": labels}, labels
 
 
@@ -154,18 +158,30 @@ def sizes(draw):
 
 def check(program: Program, sizes: Any, seed: int) -> None:
     replicas, devices, batch, rows = sizes
-    wanted, other = (train(make_family(program, make_data(rows, seed, by)), batch_size=batch) for by in (0, 1.2e-7))
-    assume(np.isfinite(wanted.run.logs["loss" if "loss" in wanted.run.logs else "0"]).all())
-    assume(max(measure(other, wanted).values()) < STEADY)
-    ours, elsewhere = (train(make_family(program, make_data(rows, seed, 0)), on(d, replicas), batch) for d in (1, devices))
+    wanted, *others = (
+        train(make_family(program, make_data(rows, seed, rounded)), batch_size=batch) for rounded in range(cases(2, 4))
+    )
+    assume(max(error for other in others for error in measure(other, wanted).values()) < STEADY)  # nan is not
+    family = make_family(program, make_data(rows, seed))
+    ours, elsewhere = (train(family, on(count, replicas), batch) for count in (1, devices))
     errors = measure(ours, wanted)
     assert max(errors.values()) < CLOSE, errors
     for log, values in wanted.run.logs.items():
-        np.testing.assert_allclose(ours.run.logs[log], values, rtol=1e-5, atol=1e-6, err_msg=log)
+        np.testing.assert_allclose(ours.run.logs[log], values, rtol=CLOSE, atol=1e-6, err_msg=log)
     assert elsewhere.run.bits == ours.run.bits
 
 
 @settings(max_examples=cases(1, 30))
+@example(
+    Program(
+        "by train_step",
+        [[(["of its segment", "pairs"], "root")], [(["masked", "ranked"], "quantile"), ([], "largest")]],
+        ["momentum", "adam"],
+        ((["centred"], "hardest"), "smoothed", True),
+    ),
+    (4, 2, 8, 19),
+    0,
+)
 @given(program=programs(), sizes=sizes(), seed=st.integers(0, 99))
 def test_a_drawn_training_is_that_of_the_whole_batch(program, sizes, seed):
     check(program, sizes, seed)
