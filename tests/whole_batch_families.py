@@ -287,6 +287,8 @@ FAMILIES = {
     "dice": of_loss(losses.dice, adam, metrics=["accuracy"]),
     "rmse": of_loss(losses.rmse, metrics=[losses.rmse]),
     "pairs of neighbours": of_loss(losses.pairs_of_neighbours),
+    "counts by rejection": of_loss(losses.counts_by_rejection),
+    "complex numbers": of_loss(losses.turned),
     "hardest five": of_loss(losses.hardest_five),
     "by the size of the batch": of_loss(losses.by_the_size_of_the_batch),
     "balanced assignments": of_loss(losses.balanced_assignments),
