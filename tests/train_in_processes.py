@@ -23,6 +23,7 @@ strategies = [
 ]  # starts JAX
 
 import families
+import whole_batch_families
 from loops import MODELS, Loop, crossentropy, data
 
 
@@ -38,6 +39,12 @@ def fit(strategy, spec):
     predictions = model.predict(rows["x"], batch_size=families.BATCH, verbose=0)
     few = model.predict(rows["x"][:3], verbose=0)
     return [un.fingerprint(model), history.history, un.fingerprint(predictions), un.fingerprint(few)]
+
+
+def whole_batch(strategy, spec):
+    """A training that looks at the whole batch: fingerprint and history."""
+    done = whole_batch_families.train(whole_batch_families.FAMILIES[spec["family"]], strategy)
+    return [un.fingerprint(done.run.model), done.run.logs]
 
 
 def loop(strategy, spec):
@@ -126,5 +133,5 @@ def shuffled(strategy, spec):
         loop.one(batch)
 
 
-CHECKS = {check.__name__: check for check in (fit, loop, eager, files, lengths, shuffled)}
+CHECKS = {check.__name__: check for check in (fit, whole_batch, loop, eager, files, lengths, shuffled)}
 print("FOUND", json.dumps([CHECKS[spec["check"]](strategy, spec) for strategy, spec in zip(strategies, specs, strict=True)]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from keras import layers as L  # noqa: N812
 
@@ -12,19 +11,15 @@ from unisono._src.phases.analysis import Analysis, match_scopes
 from unisono._src.phases.interpreter import list_outputs, run_shards
 from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.run import PhasedStep
+from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import pair, trace
+from whole_batch_losses import CLASSES
 
 SIZES = (3, 3, 2, 2)
 """Rows of the shards; two programs."""
 CLOSE = 2e-6
 """Of the change of all state."""
 ROWS = sum(SIZES)
-CLASSES = 5
-SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def mlp(**options):
-    return keras.Sequential([L.Input((8,)), L.Dense(8, "tanh", **options), L.Dense(CLASSES)])
 
 
 def make_batch(model, rng):
@@ -40,8 +35,8 @@ def make_step(model):
     return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
-def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
-    """The step in phases, for shards of these sizes."""
+def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=()):
+    """The step in phases, for shards of these sizes; of their programs those that are not traced follow from one that is."""
 
     def describe(rows):
         of_state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
@@ -49,9 +44,12 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
 
     rows = sum(sizes)
     whole, _ = trace(step, describe(rows))
-    twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
+    twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in traced or sorted(set(sizes), reverse=True)]
     inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
-    return PhasedStep(Analysis(twins[0], inputs, len(sizes), match_scopes(local)), twins, sizes)
+    analysis = Analysis(twins[0], inputs, len(sizes), match_scopes(local))
+    if traced:
+        twins = [resize_twins(twins[0], size, analysis.list_in_shards()) for size in set(sizes)]
+    return PhasedStep(analysis, twins, sizes)
 
 
 def run_phased(phased, state, batch):
@@ -64,9 +62,9 @@ def norm(arrays):
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(a, "float64"))) for a in arrays)))
 
 
-def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit):
+def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit, traced=()):
     """(the difference of the floats of the new state, relative to their change on the whole batch; the step in phases)."""
-    phased = analyse(step, state, batch, sizes, local)
+    phased = analyse(step, state, batch, sizes, local, traced)
     got = jit(lambda state, batch: run_phased(phased, state, batch))(state, batch)
     want = jax.tree.leaves(jit(step)(state, batch))
     old = jax.tree.leaves(state)

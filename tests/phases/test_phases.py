@@ -10,7 +10,9 @@ from keras import layers as L  # noqa: N812
 from keras import ops
 
 from sizes import mostly_slow
-from whole_batch_of_phases import CLASSES, CLOSE, ROWS, SPARSE, analyse, compare, make_batch, make_step, mlp, run_phased
+from whole_batch_layers import Experts, Queue, between, mlp
+from whole_batch_losses import CLASSES, SPARSE, contrast, cross_entropy, dice, masked_mean, pairs_of_neighbours, rmse
+from whole_batch_of_phases import CLOSE, ROWS, analyse, compare, make_batch, make_step, run_phased
 
 
 def conv():
@@ -45,73 +47,8 @@ def normalized():
     return keras.Sequential([L.Input((8,)), L.Dense(8), L.BatchNormalization(), L.ReLU(), L.Dense(CLASSES)])
 
 
-class Experts(L.Layer):
-    """A balance of experts: a product of two means over the batch."""
-
-    def build(self, shape):
-        self.router = self.add_weight(shape=(shape[-1], 4))
-        self.experts = self.add_weight(shape=(4, shape[-1], shape[-1]))
-
-    def call(self, x):
-        gates = ops.softmax(x @ self.router)
-        share = ops.mean(ops.one_hot(ops.argmax(gates, -1), 4), 0)
-        self.add_loss(4 * ops.sum(share * ops.mean(gates, 0)))
-        return x + ops.einsum("bk,bd,kde->be", gates, x, self.experts)
-
-
-def experts():
-    return keras.Sequential([L.Input((8,)), L.Dense(8, "relu"), Experts(), L.Dense(CLASSES)])
-
-
-class Queue(L.Layer):
-    """A queue of rows, as contrastive learning with a memory keeps it, and the mean of the rows that the layer has seen."""
-
-    def build(self, shape):
-        self.rows = self.add_weight(shape=(32, shape[-1]), initializer="zeros", trainable=False)
-        self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False)
-        self.place = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
-
-    def call(self, x):
-        self.rows.assign(jax.lax.dynamic_update_slice(self.rows.value, jax.lax.stop_gradient(x), (self.place.value, 0)))
-        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(x))))
-        self.place.assign(self.place + ops.shape(x)[0])
-        return x / self.largest
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
-
-
-def queue():
-    return keras.Sequential([L.Input((8,)), L.Dense(8), Queue(), L.Dense(CLASSES)])
-
-
-def cross_entropy(y, logits):
-    return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-
-
-def rmse(y, logits):
-    return ops.sqrt(ops.mean((logits[:, 0] - ops.cast(y, "float32")) ** 2))
-
-
-def dice(y, logits):
-    truth, likely = ops.one_hot(ops.cast(y, "int32"), CLASSES), ops.softmax(logits)
-    return 1 - ops.mean(2 * ops.sum(likely * truth, 0) / (ops.sum(likely, 0) + ops.sum(truth, 0) + 1e-6))
-
-
-def contrast(y, logits):
-    z = logits / ops.norm(logits, axis=-1, keepdims=True)
-    itself = ops.eye(ops.shape(z)[0])
-    same = ops.cast(y[:, None] == y[None], "float32") - itself
-    return -ops.sum(same * ops.log_softmax(z @ ops.transpose(z) / 0.5 - 1e9 * itself)) / ops.maximum(ops.sum(same), 1)
-
-
 def hardest_half(y, logits):
     return ops.mean(ops.sort(cross_entropy(y, logits))[ROWS // 2 :])
-
-
-def masked_mean(y, logits):
-    mask = ops.cast(y > 1, "float32")
-    return ops.sum(cross_entropy(y, logits) * mask) / ops.sum(mask)
 
 
 OF_MODELS = {
@@ -120,8 +57,8 @@ OF_MODELS = {
     "recurrent": (recurrent, SPARSE, 1),
     "attention": (attention, SPARSE, 1),
     "draws by row": (drawing, SPARSE, 1),
-    "balance of experts": (experts, SPARSE, 2),
-    "queue and largest": (queue, SPARSE, 3),
+    "balance of experts": (between(Experts), SPARSE, 2),
+    "queue and largest": (between(Queue), SPARSE, 3),
 }
 OF_LOSSES = {
     "rmse": (rmse, 2),
@@ -231,6 +168,21 @@ def test_views_behind_each_other_stay_rows(rng):
     error, phased = compare(step, weights, (rng.normal(size=(ROWS, 8)).astype("float32"),))
     assert error < CLOSE
     assert not phased.analysis.gathered
+
+
+def test_of_pairs_of_neighbours_the_scores_alone_are_gathered(rng):
+    """Three rows are no pairs, so that the code is traced for twice the batch."""
+    model = mlp()
+    weights = [v.value for v in model.trainable_variables]
+
+    def step(weights, batch):
+        gradients = jax.grad(lambda w: pairs_of_neighbours(None, model.stateless_call(w, [], batch[0])[0]))(weights)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], ()
+
+    batch = (rng.normal(size=(ROWS, 8)).astype("float32"),)
+    error, phased = compare(step, weights, batch, traced=(2 * ROWS,))
+    assert error < CLOSE
+    assert [variable.aval.shape for variable in phased.analysis.gathered] == [(ROWS,)]
 
 
 def test_predictions_are_rows_in_order(rng):

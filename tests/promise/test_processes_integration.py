@@ -18,6 +18,7 @@ pytestmark = pytest.mark.processes
 SCRIPT = str(HERE / "train_in_processes.py")
 FIT = {"check": "fit", "replicas": 8, "family": "normalized", "rows": cases(27, None)}
 LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
+GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for name in ("gan", "negatives of the batch"))
 EAGER = {"check": "eager", "replicas": 4}
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 
@@ -48,13 +49,14 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP, files))
+    done = python(*command(2, 2, FIT | cores, LOOP, GAN, CONTRAST, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    found, (fit_alone, loop_alone) = printed(lines, 2), found_alone(json.dumps([FIT, LOOP]))
-    for fit, loop, _ in found:
+    found, (fit_alone, loop_alone, *whole_alone) = printed(lines, 2), found_alone(json.dumps([FIT, LOOP, GAN, CONTRAST]))
+    for fit, loop, *whole, _ in found:
         assert fit == fit_alone, "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
         assert loop == loop_alone
+        assert whole == whole_alone, "two optimizers in a step, and rows that are compared with all others"
     epochs = [epoch for *_, epoch in found]
     assert epochs == [epochs[0]] * 2, "all stop at one epoch"
     assert 1 < epochs[0] < 5
@@ -78,7 +80,7 @@ def test_processes_of_torchrun_have_the_bits_of_one():
                 for rank in range(2)
             ]
             ends = [job.result() for job in jobs]
-    loop_alone = found_alone(json.dumps([FIT, LOOP]))[1]
+    loop_alone = found_alone(json.dumps([FIT, LOOP, GAN, CONTRAST]))[1]
     for done in ends:
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND ")) == [loop_alone]
@@ -87,7 +89,7 @@ def test_processes_of_torchrun_have_the_bits_of_one():
 @pytest.mark.parametrize(("processes", "devices"), thorough((2, 1), (2, 2), (1, 4), (3, 1), (4, 1)))
 def test_any_number_of_processes_has_the_bits_of_one(processes, devices):
     """Convolutions too; and five replicas, for which each process drew weights of its own, and took those of the first."""
-    specs = [FIT | {"family": "conv"}, FIT, LOOP, FIVE]
+    specs = [FIT | {"family": "conv"}, FIT, LOOP, GAN | {"family": "moco"}, FIVE]
     done = python(*command(processes, devices, *specs[:-1], FIVE | {"other_weights": True}))
     assert done.returncode == 0, done.stderr[-3000:]
     for found in printed(done.stdout.splitlines(), processes):

@@ -64,6 +64,10 @@ class Analysis:
         ]
         return max([1, *in_shards, *(kind.level for kind in kinds if isinstance(kind, Everywhere))])
 
+    def list_in_shards(self) -> set[int]:
+        """Return the ids of the equations, as traced for the whole batch, that shards compute."""
+        return {id(planned.equation.whole) for planned in (*self.plan, *self.own_parts.values()) if planned.in_shards}
+
     def kind_of(self, atom: Atom) -> Kind:
         return Everywhere() if isinstance(atom, core.Literal) else self.kinds[atom]
 

@@ -143,7 +143,7 @@ class PhasedStep:
     def _find_twins(self, size: int) -> Twins:
         """Return the twins of a size, of which there may be no shard."""
         if size not in self._twins:
-            self._twins[size] = resize_twins(self.analysis.twins, size)
+            self._twins[size] = resize_twins(self.analysis.twins, size, self.analysis.list_in_shards())
         return self._twins[size]
 
     def run_shard(

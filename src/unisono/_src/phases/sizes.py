@@ -7,7 +7,8 @@ need not be traced for each size. And one of a single row must not be: where arr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,15 +25,27 @@ MOST_RECIPROCAL = 2**20
 """Up to here the inverse of a number is taken for a count of rows, or half of one."""
 
 
-def resize_twins(twins: Twins, size: int) -> Twins:
-    """Return twins of the same batch and of a shard of `size` rows."""
+def resize_twins(twins: Twins, size: int, in_shards: Container[int]) -> Twins:
+    """Return twins of the same batch and of a shard of `size` rows.
+
+    `in_shards` are the ids of the equations that shards compute. Others need no program for the size, and may have none: pairs of
+    neighbours among three rows.
+    """
     sizer = Sizer(twins.rows, twins.shard_rows, size)
+    equations: list[Equation] = []
     resized: dict[int, core.JaxprEqn] = {}
+    shapes = {variable: sizer.resize_shape(get_shape(variable), twins.shapes[variable]) for variable in list_given(twins)}
     for one in twins.equations:
-        if id(one.shard) not in resized:  # replicas have copies of equations
-            resized[id(one.shard)] = sizer.resize_equation(one.whole, one.shard, {})
-    equations = [Equation(one.whole, resized[id(one.shard)], one.rows, size) for one in twins.equations]
-    shapes = {variable: sizer.resize_shape(get_shape(variable), shape) for variable, shape in twins.shapes.items()}
+        try:
+            if id(one.shard) not in resized:  # replicas have copies of equations
+                resized[id(one.shard)] = sizer.resize_equation(one.whole, one.shard, {})
+            shard = resized[id(one.shard)]
+        except ProgramsDifferError:
+            if id(one.whole) in in_shards:
+                raise
+            shard = one.whole
+        equations.append(Equation(one.whole, shard, one.rows, size))
+        shapes |= {of_whole: get_shape(of_shard) for of_whole, of_shard in zip(one.whole.outvars, shard.outvars, strict=True)}
     return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, {}, twins.rows, size)
 
 
@@ -45,6 +58,11 @@ def replace_shards(twins: Twins, plain: Twins, of_size: Twins) -> Twins:
     for one in equations:
         shapes |= zip(one.whole.outvars, map(get_shape, one.shard.outvars), strict=True)
     return twins._replace(equations=equations, shapes=shapes, own_constants=of_size.own_constants, shard_rows=of_size.shard_rows)
+
+
+def list_given(twins: Twins) -> list[core.Var]:
+    """Return the variables that no equation makes."""
+    return [*twins.inputs, *twins.constants]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,18 +124,21 @@ class Sizer:
         values = [np.asarray(one.val) for one in (whole, shard)]
         if values[0].shape or values[0] == values[1] or values[1] != values[1]:
             return shard
-        numbers = [float(value) for value in values]
-        if all(number.is_integer() for number in numbers):
-            number = float(self._resize_fraction(*map(Fraction, numbers)))
-        else:
-            inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
-            if any(
-                abs(1 / number) > MOST_RECIPROCAL or abs(1 / number - float(one)) > 1e-3
-                for number, one in zip(numbers, inverse, strict=True)
-            ):
-                raise ProgramsDifferError(f"A literal is {numbers[0]} for {self.rows} rows and {numbers[1]} for {self.other}.")
-            number = 1 / float(self._resize_fraction(*inverse))
+        number = self._resize_number(*(float(value.real) for value in values))
+        if np.iscomplexobj(values[1]):
+            number = complex(number, self._resize_number(*(float(value.imag) for value in values)))
         return core.Literal(values[1].dtype.type(number), shard.aval)
+
+    def _resize_number(self, whole: float, shard: float) -> float:
+        """Return a count of rows, or one over it, for the size."""
+        numbers = (whole, shard)
+        if all(number.is_integer() for number in numbers):
+            return float(self._resize_fraction(*map(Fraction, numbers)))
+        if all(1 / MOST_RECIPROCAL < abs(number) < math.inf for number in numbers):
+            inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
+            if all(abs(1 / number - float(one)) < 1e-3 for number, one in zip(numbers, inverse, strict=True)):
+                return 1 / float(self._resize_fraction(*inverse))
+        raise ProgramsDifferError(f"A literal is {whole} for {self.rows} rows and {shard} for {self.other}.")
 
     def resize_equation(self, whole: core.JaxprEqn, shard: core.JaxprEqn, names: dict[core.Var, core.Var]) -> core.JaxprEqn:
         """Return an equation for the size; `names` are the variables of its program, by those of the shard's."""

@@ -202,20 +202,38 @@ class PhasedSteps:
         traced = self._trace(batch, batch.rows, state)
         if self._has_one_replica:
             return WholeStep(traced)
-        other = choose_traced(batch.rows, sizes)
         try:
-            return PhasedCut(traced, self._cut_twins(self._pair(traced, batch, other, state), batch, sizes, state))
+            return PhasedCut(traced, self._cut_twins(self._pair_any(traced, batch, sizes, state), batch, sizes, state))
         except ProgramsDifferError as error:
             if len(sizes) > 1:  # the rows of one shard alone are all rows
                 self._function.refuse_other_programs(error)
+            other = choose_traced(batch.rows, sizes)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
             whole = leave_whole(traced.program, shapes, batch.rows, other)
             return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state))
+
+    def _pair_any(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
+        """Return the programs of the batch and of another number of rows as twins: of a shard's, or of twice the batch's.
+
+        The code has run for the batch. It may want more rows than a shard has, as the five hardest of all, or branch on their number.
+        """
+        other = choose_traced(batch.rows, sizes)
+        if self._function.is_of_replicas:  # which runs on the rows of a replica
+            return self._pair(traced, batch, other, state)
+        reason: Exception | None = None
+        for rows in (other, 2 * batch.rows):
+            try:
+                return self._pair(traced, batch, rows, state)
+            except Exception as error:  # whatever the code raises
+                reason = error
+        raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
 
     def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
         """Return the step of a batch, cut into shards of these sizes."""
         kinds = self._list_kinds(twins, batch, state)
         cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
+        analysis = Analysis(cut, kinds, len(sizes))
+        in_shards = analysis.list_in_shards()
         by_size: list[Twins] = []
         for size in set(sizes):
             if size == twins.shard_rows:
@@ -224,8 +242,8 @@ class PhasedSteps:
                 of_size = self._pair(self._trace(batch, batch.rows, state), batch, size, state)
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
-                by_size.append(resize_twins(cut, size))
-        return PhasedStep(Analysis(cut, kinds, len(sizes)), by_size, sizes, self._function.returns_rows)
+                by_size.append(resize_twins(cut, size, in_shards))
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)

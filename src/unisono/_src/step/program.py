@@ -191,8 +191,8 @@ class StepProgram:
     def _prepare(self, phase: int, known: Known, is_read: Array, work: StepBuffers, like: StepShapes) -> list[Array]:
         """Return what is computed once before a phase."""
 
-        def prepare(*_: Array | list[Array]) -> list[Array]:
-            return self._cut.prepare(phase, add_totals(known, work, like, phase))
+        def prepare(number: Array, _: list[Array]) -> list[Array]:
+            return self._cut.prepare(phase, stay_in_loop(number, add_totals(known, work, like, phase)))
 
         return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like.made[phase])) if like.made[phase] else []
 
@@ -236,9 +236,9 @@ class StepProgram:
     def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:
         """Return the end of the step, if the orders say that it ends."""
 
-        def end(_: Array, before: StepEnd) -> StepEnd:
+        def end(number: Array, before: StepEnd) -> StepEnd:
             all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
-            return self._keep_dtypes(self._cut.finish(all_known), carry)
+            return self._keep_dtypes(self._cut.finish(stay_in_loop(number, all_known)), carry)
 
         start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state)
         return fori_loop(0, orders.finishing, end, start)
@@ -255,6 +255,15 @@ class StepProgram:
         """Return what the next step starts from."""
         digests = self._digest_stage.put(carry.digests, number, is_finished, end)
         return Carry(carry.work._replace(state=end.state), end.logs, carry.outputs, digests)
+
+
+def stay_in_loop(number: Array, known: Known) -> Known:
+    """Return what is known, in such a form that nothing that follows from it is moved out of the loop in whose step `number` it is read.
+
+    XLA would move it, and compute it where the loop has no steps, too: from sums that are not complete, on which a loop of the user may never
+    end.
+    """
+    return optimization_barrier((known, number))[0]
 
 
 def add_totals(known: Known, work: StepBuffers, like: StepShapes, count: int) -> Known:

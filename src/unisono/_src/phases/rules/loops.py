@@ -236,14 +236,17 @@ def branch(equation: Equation, layouts: Layouts) -> Outcomes:
     if bodies is None or layouts[0] is not None:
         return None
     made = [follow(body, layouts[1:], is_final=True) for body in bodies]
+    known = [kinds for kinds in made if kinds is not None]
+    if len(known) < len(made):
+        return None
     outcomes: list[Layout | Merge | None] = []
-    for kinds in zip(*(one or () for one in made), strict=True):
+    for kinds in zip(*known, strict=True):
         different = set(kinds)
         if len(different) > 1:
             return None
         (kind,) = different
         outcomes.append(Merge() if isinstance(kind, Partial) else kind)
-    return outcomes if None not in made else None
+    return outcomes
 
 
 RULES: dict[str, Rule] = {"scan": scan, "while": repeat, "cond": branch}
