@@ -126,7 +126,7 @@ OF_MODELS = {
 OF_LOSSES = {
     "rmse": (rmse, 2),
     "dice": (dice, 2),
-    "contrast": (contrast, 3),
+    "contrast": (contrast, 2),
     "hardest half": (hardest_half, 2),
     "masked mean": (masked_mean, 2),
 }
