@@ -32,8 +32,6 @@ OTHERWISE = {
     "test_distributed_datasets_from_function_model_integration": "a dataset that TensorFlow has divided is refused",
     "LoadModelTests::test_basic_load_float64": "float64 variables are refused",
     "test_sparse_gradients_loss_scale_optimizer_sgd": "an optimizer with a loss scale is for replica code",
-    "TestTrainer::test_retracing_predict": "outputs whose axes may count rows are traced for more rows",
-    "TestTrainer::test_retracing": "a first step looks at how the numbers of a train_step grow with the rows: this takes more traces",
     "FunctionalTest::test_warning_for_mismatched_inputs_structure": "a model is traced twice, and Keras warns in both traces",
 }
 """Tests that fail in a scope, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ OF_MODELS = {
 OF_LOSSES = {
     "rmse": (rmse, 2),
     "dice": (dice, 2),
-    "contrast": (contrast, 3),
+    "contrast": (contrast, 2),
     "hardest half": (hardest_half, 2),
     "masked mean": (masked_mean, 2),
 }
@@ -183,6 +184,33 @@ def test_of_pairs_of_neighbours_the_scores_alone_are_gathered(rng):
     error, phased = compare(step, weights, batch, traced=(2 * ROWS,))
     assert error < CLOSE
     assert [variable.aval.shape for variable in phased.analysis.gathered] == [(ROWS,)]
+
+
+OF_ROWS = {
+    "a search": lambda x: x * jnp.searchsorted(jnp.arange(3.0), x),
+    "tiles": lambda x: jnp.tile(x, (2, 3, 1)),
+    "a linear system": lambda x: jnp.linalg.solve(x @ jnp.swapaxes(x, 1, 2) + 3 * jnp.eye(4), x),
+    "frames": lambda x: ops.abs(ops.stft(x.reshape(-1, 16), 4, 2, 4)[0]),
+    "gamma draws": lambda x: jax.vmap(lambda row, place: jax.random.gamma(jax.random.key(place), row**2 + 1))(
+        x, jnp.arange(len(x))
+    ),
+    "one gamma draw": lambda x: jax.random.gamma(jax.random.key(0), 2.0, (len(x), 4, 4)) * x,
+    "subtractions": lambda x: jnp.zeros_like(x).at[:, 0].subtract(x[:, 1]),
+}
+"""Functions of rows of four by four numbers, by what they do to each row."""
+
+
+def test_operations_within_a_row_gather_nothing(rng):
+    def step(weights, batch):
+        def loss(weights):
+            return sum(jnp.mean(jnp.cos(function(batch[0] @ w))) for function, w in zip(OF_ROWS.values(), weights, strict=True))
+
+        return [w - 0.1 * gradient for w, gradient in zip(weights, jax.grad(loss)(weights), strict=True)], ()
+
+    weights = list(rng.normal(size=(len(OF_ROWS), 4, 4)).astype("float32"))
+    error, phased = compare(step, weights, (rng.normal(size=(ROWS, 4, 4)).astype("float32"),))
+    assert error < CLOSE
+    assert [equation.name for equation in phased.analysis.gathered.values()] == []
 
 
 def test_predictions_are_rows_in_order(rng):

@@ -12,6 +12,8 @@ from unisono._src.typed_jax import make_jaxpr, optimization_barrier
 
 CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
+SOLVE = "custom_linear_solve"
+"""The primitive that calls one of four programs, which say how a linear system and its derivatives are solved."""
 
 SHORT = 16
 """Equations of a short function at most."""
@@ -58,7 +60,7 @@ def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], 
                 outputs = [core.Var(variable.aval) for variable in equation.outvars]
                 stack = call.source_info.name_stack + equation.source_info.name_stack
                 equation = equation.replace(source_info=equation.source_info.replace(name_stack=stack))
-            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr")) if equation.primitive.name in CALLS else None
+            inner, operands = find_called(equation, inputs)
             if inner is None or not is_inlined(equation):
                 equations.append(equation.replace(invars=inputs, outvars=outputs))
             else:
@@ -66,13 +68,24 @@ def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], 
                     constants.update(zip(inner.jaxpr.constvars, inner.consts, strict=True))
                     inner = inner.jaxpr
                 if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-                    inputs = [keep_apart(operand, equation, equations) for operand in inputs]
-                outputs = add_equations(inner, dict(zip(inner.invars, inputs, strict=True)), equation)
+                    operands = [keep_apart(operand, equation, equations) for operand in operands]
+                outputs = add_equations(inner, dict(zip(inner.invars, operands, strict=True)), equation)
             names.update(zip(equation.outvars, outputs, strict=True))
         return [find_outside(atom) for atom in jaxpr.outvars]
 
     outputs = add_equations(program, {}, None)
     return program.replace(eqns=equations, outvars=outputs)
+
+
+def find_called(equation: core.JaxprEqn, inputs: list[Atom]) -> tuple[core.Jaxpr | core.ClosedJaxpr | None, list[Atom]]:
+    """Return the program that an equation calls once, if it does, and its operands among those of the equation."""
+    if equation.primitive.name in CALLS:
+        return equation.params.get("jaxpr", equation.params.get("call_jaxpr")), inputs
+    if equation.primitive.name == SOLVE:
+        lengths = equation.params["const_lengths"]
+        first = lengths.matvec + lengths.vecmat
+        return equation.params["jaxprs"].solve, [*inputs[first : first + lengths.solve], *inputs[sum(lengths) :]]
+    return None, inputs
 
 
 def keep_apart(operand: Atom, call: core.JaxprEqn, equations: list[core.JaxprEqn]) -> Atom:

@@ -121,7 +121,7 @@ class Analysis:
             kinds = [self._leave(a) if isinstance(k, Local) else k for a, k in zip(equation.whole.invars, kinds, strict=True)]
         level = max((kind.level for kind in kinds), default=0)
         if not equation.whole.outvars:
-            return self._plan_effect(equation, kinds, level)
+            return self._plan_effect(equation, kinds)
         has_local = any(isinstance(kind, Local) for kind in kinds)
         if not any(isinstance(kind, Rows) for kind in kinds):
             if not has_local and not (inside and not counts_batch and counts_rows(equation)):
@@ -133,7 +133,7 @@ class Analysis:
         if outcomes is None and is_kept:
             outcomes = [None] * len(equation.whole.outvars)
         if layouts is None or outcomes is None:
-            return self._plan_gathered(equation, kinds, level)
+            return self._plan_gathered(equation, kinds)
         merges: list[Merge | None] = []
         for variable, outcome in zip(equation.whole.outvars, outcomes, strict=True):
             if isinstance(outcome, Layout):
@@ -146,10 +146,10 @@ class Analysis:
             merges.append((outcome if isinstance(outcome, Merge) else Merge("max")) if is_merged else None)
         return Planned(equation, True, layouts, merges, inside, has_local and not counts_batch)
 
-    def _plan_effect(self, equation: Equation, kinds: Sequence[Kind], level: int) -> Planned:
+    def _plan_effect(self, equation: Equation, kinds: Sequence[Kind]) -> Planned:
         """Plan an equation that makes nothing, as a print: of rows in the shards, of other values once."""
         layouts = self._place_operands(equation, kinds) if any(isinstance(kind, Rows) for kind in kinds) else None
-        return self._plan_gathered(equation, kinds, level) if layouts is None else Planned(equation, True, layouts)
+        return self._plan_gathered(equation, kinds) if layouts is None else Planned(equation, True, layouts)
 
     def _place_operands(self, equation: Equation, kinds: Sequence[Kind]) -> list[Layout | None] | None:
         """Return where the operands have rows. What is the same everywhere and grows has them as the rows that it meets.
@@ -211,15 +211,16 @@ class Analysis:
         layouts = self._place_operands(equation, [self.kind_of(atom) for atom in equation.whole.invars])
         return Planned(equation, True, layouts or (), [None] * len(equation.whole.outvars), True, counts_locally)
 
-    def _plan_gathered(self, equation: Equation, kinds: Sequence[Kind], level: int) -> Planned:
-        """Plan an equation without a rule: on all rows, as traced for the whole batch."""
+    def _plan_gathered(self, equation: Equation, kinds: Sequence[Kind]) -> Planned:
+        """Plan an equation without a rule: on all rows, as traced for the whole batch. It waits for the exchange of its rows alone."""
         for atom, kind in zip(equation.whole.invars, kinds, strict=True):
             if isinstance(kind, Rows):
                 assert isinstance(atom, core.Var)  # a literal has no rows
                 self.gathered.setdefault(atom, equation)
             elif isinstance(self.kind_of(atom), Local):
                 self._leave(atom)
-        self.kinds |= dict.fromkeys(equation.whole.outvars, Everywhere(level + 1))
+        level = max(kind.level + (not isinstance(kind, Everywhere)) for kind in kinds)
+        self.kinds |= dict.fromkeys(equation.whole.outvars, Everywhere(level))
         return Planned(equation, False)
 
 

@@ -11,6 +11,11 @@ def keep_axis(equation: Equation, layouts: Layouts) -> Outcomes:
     return keep(equation, find_common(layouts))
 
 
-RULES: dict[str, Rule] = dict.fromkeys(
-    ("random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap", "threefry2x32"), keep_axis
-)
+def draw_gamma(equation: Equation, layouts: Layouts) -> Outcomes:
+    """One key for all rows is split into as many as there are elements: a shard would begin with the first."""
+    return None if None in layouts else keep_axis(equation, layouts)
+
+
+NAMES = ("random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap", "threefry2x32")
+
+RULES: dict[str, Rule] = dict.fromkeys(NAMES, keep_axis) | {"random_gamma": draw_gamma}

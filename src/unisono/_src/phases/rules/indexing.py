@@ -14,6 +14,7 @@ from unisono._src.phases.twins import Equation
 SCATTERED = {
     "scatter-add": "sum",
     "scatter_add": "sum",
+    "scatter-sub": "sum",
     "scatter-max": "max",
     "scatter-min": "min",
     "scatter_max": "max",
@@ -70,7 +71,8 @@ def scatter(equation: Equation, layouts: Layouts, operation: str | None) -> Outc
 def scatter_into_rows(equation: Equation, operand: Layout, updates: Layout) -> Outcomes:
     """The same places of all rows: a window over the whole axis of rows."""
     numbers = equation.whole.params["dimension_numbers"]
-    if operand.axis in (*numbers.scatter_dims_to_operand_dims, *numbers.inserted_window_dims, *numbers.operand_batching_dims):
+    is_moved = operand.axis in numbers.scatter_dims_to_operand_dims and equation.whole.params["mode"] not in STAYING
+    if is_moved or operand.axis in (*numbers.inserted_window_dims, *numbers.operand_batching_dims):
         return None
     windows = [
         axis

@@ -113,6 +113,12 @@ def pad(equation: Equation, layouts: Layouts) -> Outcomes:
     return [layout] if is_free else None
 
 
+def tile(equation: Equation, layouts: Layouts) -> Outcomes:
+    """Rows that are repeated behind each other are blocks more."""
+    (layout,) = list_rows(layouts)
+    return [Layout(layout.axis, layout.outer * equation.whole.params["reps"][layout.axis], layout.inner)]
+
+
 def reverse(equation: Equation, layouts: Layouts) -> Outcomes:
     (layout,) = list_rows(layouts)
     return None if layout.axis in equation.whole.params["dimensions"] else [layout]
@@ -130,5 +136,6 @@ RULES: dict[str, Rule] = {
     "split": split,
     "slice": slice_parts,
     "pad": pad,
+    "tile": tile,
     "rev": reverse,
 }
