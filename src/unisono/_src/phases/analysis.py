@@ -219,7 +219,7 @@ class Analysis:
                 self.gathered.setdefault(atom, equation)
             elif isinstance(self.kind_of(atom), Local):
                 self._leave(atom)
-        level = max(kind.level + (not isinstance(kind, Everywhere)) for kind in kinds)
+        level = max((kind.level + (not isinstance(kind, Everywhere)) for kind in kinds), default=0)
         self.kinds |= dict.fromkeys(equation.whole.outvars, Everywhere(level))
         return Planned(equation, False)
 
