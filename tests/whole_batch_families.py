@@ -17,7 +17,20 @@ import whole_batch_losses as losses
 from own_steps import ByGradients, Guided
 from sizes import cases
 from trainings import Run, labels, rows, run
-from whole_batch_layers import Capacity, Center, Codebook, Decaying, Experts, OverRows, Quantized, Queue, Renewed, between, mlp
+from whole_batch_layers import (
+    Capacity,
+    Center,
+    Codebook,
+    Decaying,
+    Doubled,
+    Experts,
+    OverRows,
+    Quantized,
+    Queue,
+    Renewed,
+    between,
+    mlp,
+)
 from whole_batch_losses import CLASSES, SPARSE
 
 BATCH = 20
@@ -287,6 +300,8 @@ FAMILIES = {
     "dice": of_loss(losses.dice, adam, metrics=["accuracy"]),
     "rmse": of_loss(losses.rmse, metrics=[losses.rmse]),
     "pairs of neighbours": of_loss(losses.pairs_of_neighbours),
+    "counts by rejection": of_loss(losses.counts_by_rejection),
+    "complex numbers": of_loss(losses.turned),
     "hardest five": of_loss(losses.hardest_five),
     "by the size of the batch": of_loss(losses.by_the_size_of_the_batch),
     "balanced assignments": of_loss(losses.balanced_assignments),
@@ -304,6 +319,7 @@ FAMILIES = {
     "quantization": of_layer(Quantized),
     "decaying mean": of_layer(Decaying),
     "renewed mean": of_layer(Renewed),
+    "doubled until large": of_layer(Doubled),
     "moco": Family(Moco, by(loss=SPARSE, metrics=["accuracy"]), (VIEWS, ZEROS)),
     "dino": Family(Dino, by(adam), (VIEWS,)),
     "own metrics and logs": Family(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import keras
 from keras import ops
 
@@ -108,3 +110,15 @@ def worst_class(y, z):
     classes = ops.cast(y, "int32")
     totals, counts = (ops.segment_sum(v, classes, CLASSES) for v in (cross_entropy(y, z), ops.ones_like(z[:, 0])))
     return ops.max(totals / ops.maximum(counts, 1))
+
+
+def counts_by_rejection(y, z):
+    """Draws that are repeated until all rows have one: a loop that never ends on what is no number."""
+    chances = ops.sigmoid(ops.stop_gradient(z[:, :1]))
+    return ops.mean(z**2 * jax.random.binomial(jax.random.key(1), 4, chances))
+
+
+def turned(y, z):
+    """Complex numbers, one of which is a mean over the batch."""
+    numbers = jax.lax.complex(z, ops.roll(z, 1, 1))
+    return ops.mean(ops.abs(numbers) ** 2) + jnp.abs(jnp.mean(numbers))

@@ -7,6 +7,7 @@ need not be traced for each size. And one of a single row must not be: where arr
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container, Sequence
 from fractions import Fraction
 from typing import Any
@@ -109,18 +110,22 @@ class Sizer:
         values = [np.asarray(one.val) for one in (whole, shard)]
         if values[0].shape or values[0] == values[1] or values[1] != values[1]:
             return shard
-        numbers = [float(value) for value in values]
-        if all(number.is_integer() for number in numbers):
-            number = float(self._resize_fraction(*map(Fraction, numbers)))
-        else:
-            inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
-            if any(
-                abs(1 / number) > MOST_RECIPROCAL or abs(1 / number - float(one)) > 1e-3
-                for number, one in zip(numbers, inverse, strict=True)
-            ):
-                raise ProgramsDifferError(f"A literal is {numbers[0]} for {self.rows} rows and {numbers[1]} for {self.other}.")
-            number = 1 / float(self._resize_fraction(*inverse))
+        one, other = map(complex, values)
+        number = self._resize_number(one.real, other.real)
+        if np.iscomplexobj(values[1]):
+            number = complex(number, self._resize_number(one.imag, other.imag))
         return core.Literal(values[1].dtype.type(number), shard.aval)
+
+    def _resize_number(self, whole: float, shard: float) -> float:
+        """Return a count of rows, or one over it, for the size."""
+        numbers = (whole, shard)
+        if all(number.is_integer() for number in numbers):
+            return float(self._resize_fraction(*map(Fraction, numbers)))
+        if all(1 / MOST_RECIPROCAL < abs(number) < math.inf for number in numbers):
+            inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
+            if all(abs(1 / number - float(one)) < 1e-3 for number, one in zip(numbers, inverse, strict=True)):
+                return 1 / float(self._resize_fraction(*inverse))
+        raise ProgramsDifferError(f"A literal is {whole} for {self.rows} rows and {shard} for {self.other}.")
 
     def resize_equation(self, whole: core.JaxprEqn, shard: core.JaxprEqn, names: dict[core.Var, core.Var]) -> core.JaxprEqn:
         """Return an equation for the size; `names` are the variables of its program, by those of the shard's."""

@@ -198,8 +198,9 @@ class StepProgram:
     def _prepare(self, phase: int, known: Known, is_read: Array, work: StepBuffers, like: StepShapes) -> list[Array]:
         """Return what is computed once before a phase."""
 
-        def prepare(*_: Array | list[Array]) -> list[Array]:
-            return self._cut.prepare(phase, add_totals(known, work, like, phase))
+        def prepare(number: Array, _: list[Array]) -> list[Array]:
+            all_known = add_totals(known, work, like, phase)
+            return self._cut.prepare(phase, stay_in_loop(number, all_known) if phase else all_known)
 
         return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like.made[phase])) if like.made[phase] else []
 
@@ -263,6 +264,14 @@ class StepProgram:
         digests = self._digest_stage.put(carry.digests, number, is_finished, end)
         disagree = [old | new for old, new in zip(carry.disagree, end.disagree, strict=True)]
         return Carry(carry.work._replace(state=end.state), end.logs, disagree, carry.outputs, digests)
+
+
+def stay_in_loop(number: Array, known: Known) -> Known:
+    """Return what is known, in a form that keeps what follows from it in the loop in whose step `number` it is read.
+
+    XLA would move it out, and so compute it where the loop has no steps, too, from sums that are not complete, on which a loop may never end.
+    """
+    return optimization_barrier((known, number))[0]
 
 
 def add_totals(known: Known, work: StepBuffers, like: StepShapes, count: int) -> Known:
