@@ -17,7 +17,20 @@ import whole_batch_losses as losses
 from own_steps import ByGradients, Guided
 from sizes import cases
 from trainings import Run, labels, rows, run
-from whole_batch_layers import Capacity, Center, Codebook, Decaying, Experts, OverRows, Quantized, Queue, Renewed, between, mlp
+from whole_batch_layers import (
+    Capacity,
+    Center,
+    Codebook,
+    Decaying,
+    Doubled,
+    Experts,
+    OverRows,
+    Quantized,
+    Queue,
+    Renewed,
+    between,
+    mlp,
+)
 from whole_batch_losses import CLASSES, SPARSE
 
 BATCH = 20
@@ -306,6 +319,7 @@ FAMILIES = {
     "quantization": of_layer(Quantized),
     "decaying mean": of_layer(Decaying),
     "renewed mean": of_layer(Renewed),
+    "doubled until large": of_layer(Doubled),
     "moco": Family(Moco, by(loss=SPARSE, metrics=["accuracy"]), (VIEWS, ZEROS)),
     "dino": Family(Dino, by(adam), (VIEWS,)),
     "own metrics and logs": Family(

@@ -20,6 +20,7 @@ from unisono._src.phases.combine import OPERATIONS, combine, from_words, make_id
 from unisono._src.phases.draws import DRAWS
 from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.planned import Planned
+from unisono._src.phases.rules import loops
 from unisono._src.phases.schedule import Phase, Schedule
 from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import Twins, check_sizes
@@ -68,6 +69,8 @@ class PhasedStep:
         schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
+        self.ends_with_loop = any(planned.equation.name in loops.RULES for planned in self._everywhere[-1])
+        """Whether the end of the step holds a loop or a branch."""
         self._given = [variable for variable in analysis.twins.inputs if not isinstance(analysis.kinds[variable], Everywhere)]
         """The inputs of which each shard gets its own: rows of the batch, and values of replicas."""
         self._places = {id(equation.whole): place for place, equation in enumerate(analysis.twins.equations)}

@@ -124,9 +124,10 @@ class Sizer:
         values = [np.asarray(one.val) for one in (whole, shard)]
         if values[0].shape or values[0] == values[1] or values[1] != values[1]:
             return shard
-        number = self._resize_number(*(float(np.real(value)) for value in values))
+        one, other = map(complex, values)
+        number = self._resize_number(one.real, other.real)
         if np.iscomplexobj(values[1]):
-            number = complex(number, self._resize_number(*(float(np.imag(value)) for value in values)))
+            number = complex(number, self._resize_number(one.imag, other.imag))
         return core.Literal(values[1].dtype.type(number), shard.aval)
 
     def _resize_number(self, whole: float, shard: float) -> float:

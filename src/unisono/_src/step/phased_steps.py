@@ -149,6 +149,11 @@ class PhasedCut:
         return ShardWork(self._phased.spread(phase, size, result, place), outputs, result.kept)
 
     def finish(self, known: Known) -> StepEnd:
+        """Return the end of the step.
+
+        XLA would compute what reads no state where the step does not end, too, from sums that are not complete, on which a loop may never end.
+        """
+        known = optimization_barrier(known) if self._phased.ends_with_loop else known
         values = self._list_values(known)
         values |= zip(self._phased.carries[-1], self._phased.advance(self.phases, values, known.totals[-1]), strict=True)
         outputs = self._phased.analysis.twins.outputs

@@ -192,7 +192,8 @@ class StepProgram:
         """Return what is computed once before a phase."""
 
         def prepare(number: Array, _: list[Array]) -> list[Array]:
-            return self._cut.prepare(phase, stay_in_loop(number, add_totals(known, work, like, phase)))
+            all_known = add_totals(known, work, like, phase)
+            return self._cut.prepare(phase, stay_in_loop(number, all_known) if phase else all_known)
 
         return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like.made[phase])) if like.made[phase] else []
 
@@ -258,10 +259,9 @@ class StepProgram:
 
 
 def stay_in_loop(number: Array, known: Known) -> Known:
-    """Return what is known, in such a form that nothing that follows from it is moved out of the loop in whose step `number` it is read.
+    """Return what is known, in a form that keeps what follows from it in the loop in whose step `number` it is read.
 
-    XLA would move it, and compute it where the loop has no steps, too: from sums that are not complete, on which a loop of the user may never
-    end.
+    XLA would move it out, and so compute it where the loop has no steps, too, from sums that are not complete, on which a loop may never end.
     """
     return optimization_barrier((known, number))[0]
 
