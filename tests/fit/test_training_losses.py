@@ -143,7 +143,7 @@ def test_rows_in_pairs(loss, replicas):
 
 def test_pairs_that_replicas_tear_apart_are_those_of_the_batch():
     """Three rows are no pairs."""
-    assert_equals_keras(regressor(distances), fitting(X[:6], Y[:6], batch_size=6), replicas=(2,))
+    assert_equals_keras(regressor(distances), fitting(X[:12], Y[:12], batch_size=6), replicas=(4,))
 
 
 def contrasted(y_true, y_pred):

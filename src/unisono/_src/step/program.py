@@ -237,9 +237,9 @@ class StepProgram:
     def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:
         """Return the end of the step, if the orders say that it ends."""
 
-        def end(number: Array, before: StepEnd) -> StepEnd:
+        def end(_: Array, before: StepEnd) -> StepEnd:
             all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
-            return self._keep_dtypes(self._cut.finish(stay_in_loop(number, all_known)), carry)
+            return self._keep_dtypes(self._cut.finish(all_known), carry)
 
         start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state)
         return fori_loop(0, orders.finishing, end, start)
