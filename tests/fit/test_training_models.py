@@ -10,7 +10,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import unisono as un
 from sizes import BATCH, ROWS, cases, slow
@@ -291,3 +291,21 @@ def test_an_error_of_a_replica_of_one_row_says_so():
         model.fit(ids, ids[:, 0] % 3, batch_size=4, verbose=0)
     assert "A replica has one row of a batch of shapes" in caught.value.__notes__[-1]
     assert "ops.squeeze(x, axis=1)" in caught.value.__notes__[-1]
+
+
+class LooksAtRows(layers.Layer):
+    def call(self, x):
+        return x + ops.softmax(x @ ops.transpose(x)) @ x
+
+
+def test_a_layer_that_looks_at_other_rows_is_named_once(capsys):
+    """With the bytes that are gathered; losses may look at all rows without a word."""
+    with on(1, 4).scope():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(8), LooksAtRows(name="looks"), layers.Dense(3)])
+        model.compile("sgd", lambda y, z: ops.sqrt(ops.mean(ops.sort(ops.square(y - z), axis=0))))
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+    for _ in range(2):
+        model.fit(x, x[:, :3], batch_size=16, verbose=0)
+    said = [line for line in capsys.readouterr().err.splitlines() if "gathered" in line]
+    assert len(said) == 1
+    assert said[0].startswith("The layer 'looks' looks at other rows of the batch: 1,536 bytes are gathered in each step")

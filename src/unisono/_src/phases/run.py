@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -85,6 +86,11 @@ class PhasedStep:
         }
         self.carries = self._list_carries()
         """For each stage, which is what comes before a phase or the end of the step: the values that are known from it on."""
+
+    def list_gathered(self) -> list[tuple[str, int]]:
+        """Return (scopes of the equation that wants them together, bytes) for all rows that are gathered inside of the step."""
+        gathered = (variable for phase in self.phases for variable in phase.gathered if variable in self.analysis.gathered)
+        return [(self.analysis.gathered[v].layer, math.prod(get_shape(v)) * get_type(v).dtype.itemsize) for v in gathered]
 
     def _list_carries(self) -> list[list[core.Var]]:
         outputs = [v for v in list_variables(self.analysis.twins.outputs) if v not in self.phases[-1].outputs]

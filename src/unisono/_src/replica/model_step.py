@@ -6,7 +6,10 @@ the optimizer takes, on the loss, and the scopes of layers in which each replica
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import re
+import sys
 from collections.abc import Callable, Generator, Sequence
 
 import jax
@@ -46,6 +49,8 @@ class ModelStep:
         """The structure of the outputs of a prediction; a trace finds it."""
         self.gradient_variables: list[keras.Variable] = []
         """The variables of the gradients that are marked, in their order. A trace finds them."""
+        self._told: set[str] = set()
+        """The layers of which was said that they gather rows."""
         self.has_own_logs = False
         """Whether logs are others than the results of the metrics; a trace finds out."""
 
@@ -69,6 +74,23 @@ class ModelStep:
             flat["loss"] = mark_value(flat["loss"], LOSS)
         self.has_own_logs = flat.keys() != results.keys()
         return new_state, flat
+
+    def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
+        """Say once of each layer that looks at other rows, what that costs. Losses and the step itself are expected to do so."""
+        names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
+        by_layer: collections.Counter[str] = collections.Counter()
+        for scopes, size in gathered:
+            layers = [name for name in re.findall(r"[^/()]+", scopes) if name in names]
+            if layers and self._mode == "train":
+                by_layer[layers[-1]] += size
+        for name, size in by_layer.items():
+            if name not in self._told:
+                self._told.add(name)
+                print(
+                    f"The layer {name!r} looks at other rows of the batch: {size:,} bytes are gathered in each step, and what it makes of them is "
+                    f"computed for the whole batch",
+                    file=sys.stderr,
+                )
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
         """Explain nothing: Keras calls the step with all rows, too."""
@@ -172,6 +194,10 @@ class ModelStep:
             return call_noted
 
         return wrap_losses(self.model, wrap)
+
+
+def find_name(layer: KerasObject) -> str:
+    return layer.name
 
 
 def refuse_values(loss: object, value: Array) -> None:

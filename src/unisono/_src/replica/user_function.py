@@ -150,6 +150,9 @@ class UserStep:
         new_weights, slots = ([values[id(variable)] for variable in group] for group in (groups.weights, groups.slots))
         return (new_weights, others, slots, run.after[3]), logs
 
+    def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
+        """Say nothing: replicas gather no rows, but layers that are synchronized."""
+
     @contextlib.contextmanager
     def explain_rows(self, rows: int, batch_rows: int) -> Generator[None]:
         """Add to errors of a trace for all rows that the code runs on them too."""

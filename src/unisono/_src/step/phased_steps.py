@@ -49,6 +49,10 @@ class StepFunction(Protocol):
         """Return the variables of what is recorded of a step. It is not traced."""
         ...
 
+    def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
+        """Take note of rows that are gathered inside of the step: the scopes of the equation that wants them, and their bytes."""
+        ...
+
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
         """Explain errors of a trace for a number of rows."""
         ...
@@ -248,7 +252,9 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+        phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+        self._function.note_gathered(phased.list_gathered())
+        return phased
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
