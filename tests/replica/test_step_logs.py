@@ -231,7 +231,7 @@ class FewerLogs(Net):
         x, _ = data
         logs, state = super().train_step(state, data)
         largest = ops.max(ops.abs(x))
-        return {"error": logs["loss"]} | ({"long": 0 * largest + 7} if len(x) > 2 else {}), state
+        return {"error": logs["loss"]} | ({"long": 0 * largest + 7} if len(x) > 8 else {}), state
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def classifier(**options):
                 layers.Dense(3, activation="softmax"),
             ]
         )
+        model.layers[1].synchronized = True  # a step that is not compiled sees the whole batch
         model.compile(
             "sgd",
             "sparse_categorical_crossentropy",
