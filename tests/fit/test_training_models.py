@@ -1,5 +1,6 @@
 """Models of every kind: made in a scope, saved, copied, opened without Unisono, and Keras untouched outside."""
 
+import contextlib
 import copy
 import json
 import os
@@ -309,3 +310,35 @@ def test_a_layer_that_looks_at_other_rows_is_named_once(capsys):
     said = [line for line in capsys.readouterr().err.splitlines() if "gathered" in line]
     assert len(said) == 1
     assert said[0].startswith("The layer 'looks' looks at other rows of the batch: 1,536 bytes are gathered in each step")
+
+
+class Centered(layers.Layer):
+    """Subtracts the mean of each of some groups of neighbouring rows."""
+
+    def __init__(self, groups=1):
+        super().__init__()
+        self.groups = groups
+
+    def call(self, x):
+        by_group = ops.reshape(x, (self.groups, -1, x.shape[-1]))
+        return ops.reshape(by_group - ops.mean(by_group, axis=1, keepdims=True), ops.shape(x))
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_layer_or_a_model_in_it_may_see_the_rows_of_its_replica(is_inner):
+    def train(strategy, groups):
+        keras.utils.set_random_seed(0)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            inner = keras.Sequential([layers.Input((8,)), Centered(groups)])
+            model = keras.Sequential([layers.Input((5,)), layers.Dense(8, "tanh"), inner, layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        if strategy is not None:
+            (inner if is_inner else inner.layers[0]).synchronized = False
+        x = np.random.default_rng(0).normal(size=(16, 5)).astype("float32")
+        model.fit(x, x[:, :3], batch_size=16, epochs=3, verbose=0, shuffle=False)
+        return model
+
+    assert distance(train(on(2, 4), 1), train(None, 4)) < 1e-6

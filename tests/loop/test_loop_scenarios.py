@@ -56,10 +56,16 @@ def test_layers_that_cross_batches_are_refused_in_a_loop_too():
         loop.strategy.run(lambda batch: loop.model(batch), args=(batch,))
 
 
-def test_synchronized_statistics_are_those_of_the_batch_in_a_loop_too():
+class Centered(layers.Layer):
+    def call(self, x):
+        return x - ops.mean(x, axis=0, keepdims=True)
+
+
+@pytest.mark.parametrize("layer", [layers.BatchNormalization, Centered])
+def test_synchronized_layers_see_the_batch_in_a_loop_too(layer):
     def model():
-        made = keras.Sequential([layers.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(5)])
-        made.layers[1].synchronized = True  # its constructor refuses it on JAX already
+        made = keras.Sequential([layers.Input((6,)), layers.Dense(8), layer(), layers.Dense(5)])
+        made.layers[1].synchronized = True  # the constructor of Keras' layer refuses it on JAX already
         return made
 
     def train(devices, replicas):

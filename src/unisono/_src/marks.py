@@ -44,14 +44,14 @@ def find_marked(program: core.Jaxpr, name: str) -> list[core.Var]:
 
 def is_in_layer(scopes: str) -> bool:
     """Return whether the scopes of an equation are those of a layer whose statistics are a replica's own."""
-    return LAYER_SCOPE in scopes
+    return scopes.rfind(LAYER_SCOPE) > scopes.rfind(BATCH_SCOPE)
 
 
 def is_in_replica(scopes: str) -> bool:
     """Return whether the scopes of an equation are those of a replica's code."""
-    return REPLICA_SCOPE in scopes and BATCH_SCOPE not in scopes
+    return REPLICA_SCOPE in scopes and not sees_batch(scopes)
 
 
 def sees_batch(scopes: str) -> bool:
     """Return whether the scopes of an equation are those of a replica's code that sees the whole batch."""
-    return REPLICA_SCOPE in scopes and BATCH_SCOPE in scopes
+    return REPLICA_SCOPE in scopes and scopes.rfind(BATCH_SCOPE) > scopes.rfind(LAYER_SCOPE)

@@ -38,11 +38,6 @@ def release_state(model: keras.Model) -> None:
     set_untracked(model, "_jax_state", None)
 
 
-def has_own_statistics(layer: keras.Layer) -> bool:
-    """Return whether a layer normalizes the rows of its replica by themselves."""
-    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-
-
 def list_layers(model: keras.Layer) -> list[keras.Layer]:
     """Return a model or a layer with all its inner layers."""
     return list(model._flatten_layers())

@@ -1,4 +1,7 @@
-"""Layers in scopes of their own: those whose statistics are a replica's, and those that see the whole batch also in replica code."""
+"""Layers in scopes of their own: those whose statistics are a replica's, and those that see the whole batch also in replica code.
+
+A layer says it by `synchronized`, which is Keras' word for batch normalization, and may be set on any layer. Inner layers go before outer ones.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ import jax
 import keras
 
 from unisono._src.keras_private.instances import Method, wrap_method
-from unisono._src.keras_private.models import has_own_statistics
 from unisono._src.marks import BATCH_SCOPE, LAYER_SCOPE
 from unisono._src.typing import KerasObject, PyTree
 
 
 @contextlib.contextmanager
 def mark_layers(layers: Iterable[keras.Layer]) -> Generator[None]:
-    """Trace layers that normalize rows in scopes, for the block: by their replica's rows, or by those of the batch if they are synchronized."""
+    """Trace layers that say whether they are synchronized in scopes, for the block."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            if has_own_statistics(layer):
-                stack.enter_context(wrap_in_scope(layer, LAYER_SCOPE))
-            elif isinstance(layer, keras.layers.BatchNormalization):
-                stack.enter_context(wrap_in_scope(layer, BATCH_SCOPE))
+            synchronized: bool | None = getattr(layer, "synchronized", None)
+            if synchronized is None:
+                continue
+            stack.enter_context(wrap_in_scope(layer, BATCH_SCOPE if synchronized else LAYER_SCOPE))
+            if synchronized and isinstance(layer, keras.layers.BatchNormalization):
                 layer.synchronized = False  # which Keras' operations on JAX refuse
                 stack.callback(setattr, layer, "synchronized", True)
         yield
