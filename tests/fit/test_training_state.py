@@ -80,7 +80,7 @@ def test_one_replica_draws_what_keras_draws():
 
 
 class Kept(layers.Layer):
-    """Adds up, over all steps, how often each unit of a replica's first row was dropped."""
+    """Keeps a mask of one row."""
 
     def build(self, shape):
         self.dropout = layers.Dropout(0.5)
@@ -93,11 +93,12 @@ class Kept(layers.Layer):
 
 
 @pytest.mark.slow
-def test_replicas_and_layers_draw_different_masks():
-    """The mean of the replicas' masks is no mask of its own, and two layers of one shape differ."""
-    model = run(classifier(lambda: layers.Dense(64), Kept, Kept), fitting(X[:8], Y[:8], batch_size=8), on(3)).model
-    one, two = (np.asarray(layer.seen.value) for layer in model.layers[1:3])
-    assert len(set((one * 4).round().tolist())) > 3, "eight masks were drawn, not one"
+def test_layers_draw_different_masks():
+    """A mask of no rows is one for all replicas, as in Keras, and two layers of one shape differ."""
+    plain = assert_equals_keras(
+        classifier(lambda: layers.Dense(64), Kept, Kept), fitting(X[:8], Y[:8], batch_size=8), replicas=(4,)
+    )
+    one, two = (np.asarray(layer.seen.value) for layer in plain.model.layers[1:3])
     assert not np.array_equal(one, two)
 
 
@@ -139,7 +140,7 @@ STATE = {
     "a counter of rows": lambda: Assigning(lambda own, x: own + ops.shape(x)[0]),
     "an integer that depends on the rows": lambda: Assigning(lambda own, x: ops.cast(ops.sum(ops.round(x)), "int32")),
     "a short integer": lambda: Assigning(lambda own, x: ops.cast(16 * ops.round(x[0, 0]), "uint8"), dtype="uint8"),
-    "a truth value": lambda: Assigning(lambda own, x: ops.mean(x) > 1, dtype="bool"),
+    "a truth value": lambda: Assigning(lambda own, x: ops.mean(x) > -1, dtype="bool"),
     "a mean": lambda: Assigning(lambda own, x: 0.9 * own + 0.1 * ops.mean(x), dtype="float32"),
     "a sum": lambda: Assigning(lambda own, x: own + ops.sum(ops.square(x)), dtype="float32"),
     "a sum that decays": lambda: Assigning(lambda own, x: 0.5 * own + ops.sum(x), dtype="float32"),

@@ -186,6 +186,18 @@ def test_of_pairs_of_neighbours_the_scores_alone_are_gathered(rng):
     assert [variable.aval.shape for variable in phased.analysis.gathered] == [(ROWS,)]
 
 
+def test_a_sum_is_rounded_once(rng):
+    """Under mixed precision code rounds sums over rows, as the gradient of a bias: parts of shards are added before."""
+    x = rng.integers(0, 200, (ROWS, 8)).astype("float32")
+
+    def step(weights, batch):
+        return [weights[0] - jnp.sum(batch[0], axis=0).astype("bfloat16").astype("float32")], ()
+
+    weights = [jnp.zeros(8)]
+    (got,) = run_phased(analyse(step, weights, (x,)), weights, (x,))
+    np.testing.assert_array_equal(got, step(weights, (x,))[0][0])
+
+
 OF_ROWS = {
     "a search": lambda x: x * jnp.searchsorted(jnp.arange(3.0), x),
     "tiles": lambda x: jnp.tile(x, (2, 3, 1)),

@@ -9,14 +9,15 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 from jax.extend import core
 
-from unisono._src.operands import list_variables
+from unisono._src.operands import get_dtype, list_variables
 from unisono._src.phases.kinds import Kind, Local, Merge
 from unisono._src.phases.planned import Planned
-from unisono._src.phases.twins import Twins
+from unisono._src.phases.twins import Equation, Twins
 
-MOVES = frozenset(["convert_element_type", "copy", "expand_dims", "name", "neg", "reshape", "squeeze", "transpose"])
+MOVES = frozenset(["copy", "expand_dims", "name", "neg", "reshape", "squeeze", "transpose"])
 """Operations of one operand. None makes its result larger than the operand."""
 SUMS = frozenset(["add", "add_any"])
 
@@ -32,8 +33,12 @@ def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Ki
     for place, planned in enumerate(plan):
         operands = planned.equation.whole.invars
         variables = list_variables(operands)
-        is_linear = planned.equation.name in SUMS or (planned.equation.name in MOVES and len(operands) == 1)
-        if not planned.in_shards and is_linear and len(variables) == len(operands) and all(v in made_at for v in variables):
+        if (
+            not planned.in_shards
+            and is_linear(planned.equation)
+            and len(variables) == len(operands)
+            and all(v in made_at for v in variables)
+        ):
             for variable in variables:
                 made = made_at[variable]
                 deferred[made] = keep_part(deferred[made], variable)
@@ -44,6 +49,14 @@ def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Ki
             if merge == Merge() and times_read[variable] == 1 and variable not in is_output:
                 made_at[variable] = place
     return deferred
+
+
+def is_linear(equation: Equation) -> bool:
+    """Return whether parts may go through an equation before they are added up. A conversion must not round each of them."""
+    operands, results = equation.whole.invars, equation.whole.outvars
+    if equation.name == "convert_element_type":
+        return np.can_cast(get_dtype(operands[0]), get_dtype(results[0]))
+    return equation.name in SUMS or (equation.name in MOVES and len(operands) == 1)
 
 
 def keep_part(planned: Planned, variable: core.Var) -> Planned:

@@ -66,8 +66,9 @@ class ModelStep:
         with contextlib.ExitStack() as stack:
             for context in (*marks, self._put_kernels()):
                 stack.enter_context(context)
-            logs, new_state = check_result(call_step(self.model, self._mode, state, batch), self._mode, state)
-        self._refuse_new_variables(state)
+            returned = call_step(self.model, self._mode, state, batch)
+            self._refuse_new_variables(state)
+            logs, new_state = check_result(returned, self._mode, state)
         results = flatten_logs(self._compute_results(new_state))
         flat = {name: jnp.asarray(value) for name, value in flatten_logs(logs or {}).items()}
         if "loss" in flat and "loss" not in results:
