@@ -200,6 +200,7 @@ def test_a_sum_is_rounded_once(rng):
 
 OF_ROWS = {
     "a search": lambda x: x * jnp.searchsorted(jnp.arange(3.0), x),
+    "a histogram": lambda x: x * jnp.histogram(jax.lax.stop_gradient(x), 5, (-3.0, 3.0))[0][0],
     "tiles": lambda x: jnp.tile(x, (2, 3, 1)),
     "a linear system": lambda x: jnp.linalg.solve(x @ jnp.swapaxes(x, 1, 2) + 3 * jnp.eye(4), x),
     "frames": lambda x: ops.abs(ops.stft(x.reshape(-1, 16), 4, 2, 4)[0]),

@@ -15,9 +15,8 @@ from unisono._src.phases.deferral import defer_merges
 from unisono._src.phases.draws import can_draw, is_random
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.phases.planned import Planned
-from unisono._src.phases.replica_code import counts_rows
 from unisono._src.phases.rules.loops import apply_rule
-from unisono._src.phases.twins import Equation, Twins
+from unisono._src.phases.twins import Equation, Twins, has_same_literals
 
 IsLocal: TypeAlias = Callable[[str], bool]
 """Says of the scopes of an equation whether it is in a layer that normalizes the rows of its replica by themselves."""
@@ -103,7 +102,7 @@ class Analysis:
         has_totals = not self.totals.isdisjoint(list_variables(equation.whole.invars))
         is_own = has_own_constants or has_totals or any(isinstance(kind, Rows | Local) for kind in kinds)
         if not is_own and not is_marked(equation.whole, OUTPUT):
-            grows = counts_rows(equation) or any(self.twins.find_growing(made) for made in equation.whole.outvars)
+            grows = not has_same_literals(equation) or any(self.twins.find_growing(made) for made in equation.whole.outvars)
             is_drawn = is_random(equation) or not self.own_parts.keys().isdisjoint(list_variables(equation.whole.invars))
             if is_drawn or not grows:
                 return self._plan_everywhere(equation, level)
@@ -124,7 +123,7 @@ class Analysis:
             return self._plan_effect(equation, kinds)
         has_local = any(isinstance(kind, Local) for kind in kinds)
         if not any(isinstance(kind, Rows) for kind in kinds):
-            if not has_local and not (inside and not counts_batch and counts_rows(equation)):
+            if not has_local and not (inside and not counts_batch and not has_same_literals(equation)):
                 return self._plan_everywhere(equation, level)
             return self._plan_local(equation, level, not counts_batch)
         layouts = self._place_operands(equation, kinds)

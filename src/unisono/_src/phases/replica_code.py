@@ -6,14 +6,13 @@ of their own rows: of a copy of the equations behind it, in a scope of its own. 
 
 from __future__ import annotations
 
-import numpy as np
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import enter_scope
 from unisono._src.marks import OUTPUT, REPLICA, REPLICA_SCOPE, SUM, is_marked
 from unisono._src.operands import Atom, get_type, list_variables
 from unisono._src.phases.kinds import Everywhere, Kind
-from unisono._src.phases.twins import Equation, Twins
+from unisono._src.phases.twins import Equation, Twins, has_same_literals
 
 
 def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
@@ -59,19 +58,11 @@ def find_of_rows(twins: Twins, inputs: list[Kind]) -> set[int]:
     found: set[int] = set()
     for place, equation in enumerate(twins.equations):
         whole = equation.whole
-        grows = counts_rows(equation) or any(twins.find_growing(variable) for variable in whole.outvars)
+        grows = not has_same_literals(equation) or any(twins.find_growing(variable) for variable in whole.outvars)
         if grows or is_marked(whole, REPLICA) or not own.isdisjoint(list_variables(whole.invars)):
             found.add(place)
             own.update(whole.outvars)
     return found
-
-
-def counts_rows(equation: Equation) -> bool:
-    """Return whether a literal of the equation depends on the number of rows."""
-    pairs = zip(equation.whole.invars, equation.shard.invars, strict=True)
-    return any(
-        np.any(one.val != other.val) for one, other in pairs if isinstance(one, core.Literal) and isinstance(other, core.Literal)
-    )
 
 
 def is_of_replica(equation: core.JaxprEqn) -> bool:

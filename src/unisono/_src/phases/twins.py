@@ -152,6 +152,13 @@ def has_same_params(equation: Equation) -> bool:
     )
 
 
+def has_same_literals(equation: Equation) -> bool:
+    """Return whether no literal depends on the number of rows."""
+    pairs = zip(equation.whole.invars, equation.shard.invars, strict=True)
+    literals = [(one.val, other.val) for one, other in pairs if isinstance(one, core.Literal) and isinstance(other, core.Literal)]
+    return all(one == other or (one != one and other != other) for one, other in literals)
+
+
 def is_alike(one: object, other: object) -> bool:
     """Return whether two parameters say the same. Objects that are no data, as functions and shardings, are taken for alike."""
     if callable(one) or isinstance(one, core.Jaxpr | core.ClosedJaxpr):

@@ -14,7 +14,7 @@ from unisono._src.operands import Atom
 from unisono._src.phases import rules
 from unisono._src.phases.kinds import Layout, Merge, Outcomes
 from unisono._src.phases.rules.rule import Layouts, Rule
-from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins, has_same_params, pair
+from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins, has_same_literals, has_same_params, pair
 
 MOVES = frozenset(
     [
@@ -120,12 +120,6 @@ def place_uniform(twins: Twins, equation: Equation, kinds: list[Inner], uniform:
         else:
             return None
     return operands
-
-
-def has_same_literals(equation: Equation) -> bool:
-    """Return whether no literal depends on the number of rows: a shard runs its own body."""
-    pairs = zip(equation.whole.invars, equation.shard.invars, strict=True)
-    return all(one.val == other.val for one, other in pairs if isinstance(one, core.Literal) and isinstance(other, core.Literal))
 
 
 def apply_rule(twins: Twins, equation: Equation, layouts: Layouts) -> Outcomes:
