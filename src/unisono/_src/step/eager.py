@@ -1,8 +1,8 @@
 """Steps of loops that are not compiled: Python calls the function with all rows, and with those of each replica.
 
 They are for breakpoints, prints and values that are known in `call`, in a loss or in replica code, and for code that cannot be compiled. All
-replicas of a process run on its first device. What is computed is what compiled steps compute; last bits are not, since XLA fuses operations, and
-neither are random numbers, which each replica draws from a key of its own.
+replicas of a process run on its first device. What is computed is what compiled steps compute, but for last bits, since XLA fuses operations, random
+numbers, which each replica draws from a key of its own, and batch statistics, which are those of all rows for metrics and the state of layers.
 """
 
 from __future__ import annotations
