@@ -26,7 +26,8 @@ from unisono._src.keras_private import trainer_state
 from unisono._src.loop import gradients
 from unisono._src.packing import pack_tree
 from unisono._src.phases import draws, run
-from unisono._src.replica import optimizer_update, random_keys
+from unisono._src.replica import random_keys
+from unisono._src.replica.user_function import UserStep
 from unisono._src.step import running_sums
 from unisono._src.xla.rewrite import pooling
 
@@ -136,10 +137,14 @@ def largest_of_replicas(patch: pytest.MonkeyPatch) -> None:
 
 
 def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
-    """What replicas add to metrics is added twice."""
-    added = optimizer_update.add_to_metrics
-    twice = lambda change, alone: change if alone else [one + one for one in change]
-    patch.setattr(optimizer_update, "add_to_metrics", lambda before, change, alone: added(before, twice(change, alone), alone))
+    """What a step of a loop adds to metrics is added twice."""
+    finish = UserStep.finish
+
+    def finish_twice(self, state, run, totals):
+        (*others, metrics), logs = finish(self, state, run, totals)
+        return (*others, [new + new - old for old, new in zip(state[3], metrics, strict=True)]), logs
+
+    patch.setattr(UserStep, "finish", finish_twice)
 
 
 def position_after_resume(patch: pytest.MonkeyPatch) -> None:

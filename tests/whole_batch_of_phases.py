@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from keras import layers as L  # noqa: N812
 
-from unisono._src.phases.analysis import Analysis, match_scopes
+from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.interpreter import list_outputs, run_shards
 from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.run import PhasedStep
@@ -46,7 +46,7 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=()):
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in traced or sorted(set(sizes), reverse=True)]
     inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
-    analysis = Analysis(twins[0], inputs, len(sizes), match_scopes(local))
+    analysis = Analysis(twins[0], inputs, len(sizes), lambda scopes: local in scopes)
     if traced:
         twins = [resize_twins(twins[0], size, analysis.list_in_shards()) for size in set(sizes)]
     return PhasedStep(analysis, twins, sizes)

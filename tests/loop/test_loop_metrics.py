@@ -227,7 +227,6 @@ def test_clipping_acts_on_the_sum_of_all_replicas():
     assert float(weight.value) == 2.0
 
 
-@pytest.mark.slow
 def test_masked_tokens_are_not_counted():
     """A loss over tokens is divided by the valid ones, as in fit; by weights, where the code gives some."""
     rng = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """What the suites of others test of custom loops, in ours."""
 
+import warnings
+
 import jax
 import keras
 import numpy as np
@@ -92,6 +94,29 @@ def test_reduce_by_name_and_by_value_in_a_scope_and_outside(op, inside):
         total, of_host = strategy.reduce(op, rows, axis=0), strategy.reduce("MEAN", 3.0)
     assert float(total) == (4.5 if is_mean else 45)
     assert of_host == 3.0
+
+
+@pytest.mark.parametrize("eager", [True, *slow(False)])
+def test_values_of_rows_go_into_the_next_run(eager):
+    """Replicas have three rows and two; metrics see those of all."""
+    strategy, x = on(2, 4), np.arange(10, dtype="float32")
+    with strategy.scope():
+        largest = keras.metrics.Mean()
+
+    @un.function(eager=eager)
+    def step(batch):
+        doubled, counted = strategy.run(lambda rows: (2 * rows, ops.sum(rows)), args=(batch,))
+
+        def add(rows, doubled, counted):
+            largest.update_state(ops.max(rows + doubled))
+            return ops.sum(rows + doubled) + counted
+
+        return strategy.reduce("SUM", strategy.run(add, args=(batch, doubled, counted)), axis=None)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is not compiled")
+        (total,) = map(step, strategy.distribute_dataset([x]))
+    assert (float(total), float(largest.result())) == (4 * x.sum(), 3 * x.max())
 
 
 def test_double_precision_stays():

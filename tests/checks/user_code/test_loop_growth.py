@@ -96,6 +96,12 @@ def test_parts_of_a_loss_are_measured_one_by_one(weight):
     assert found == [(2, True), (1, True), (1, True), (None, False), (1, False)]  # the last two of logsumexp
 
 
+def test_what_a_loop_makes_of_a_mean_does_not_add_up(weight):
+    """Its body may do anything, as square it."""
+    (part,) = parts(lambda v: jax.lax.fori_loop(0, 2, lambda _, m: m * m, ops.mean(v)), weight)
+    assert not part.adds_up
+
+
 def test_what_cannot_run_on_more_rows_is_judged_by_its_form(weight):
     def fixed(v):
         return ops.mean(ops.reshape(v, (R,)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -113,6 +112,7 @@ class Analysis:
         return Planned(equation, True, layouts, [None] * len(equation.whole.outvars), True, True)
 
     def _plan_in_batch(self, equation: Equation) -> Planned:
+        """Plan an equation of the whole batch: a reduction over rows is a merge, but in layers whose statistics are a replica's own."""
         counts_batch = sees_batch(equation.layer)
         inside = counts_batch or self._is_local(equation.layer)
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
@@ -251,8 +251,3 @@ def find_local_reductions(twins: Twins, is_local: IsLocal) -> set[int]:
         if flows == is_own and not makes_rows:
             found.add(id(equation.whole))
     return found
-
-
-def match_scopes(pattern: str) -> IsLocal:
-    """Return what says whether a scope of an equation matches a pattern."""
-    return lambda scopes: re.search(pattern, scopes) is not None

@@ -149,6 +149,12 @@ class PhasedStep:
         added = eval_shape(functools.partial(self.spread, number, size), results, place)
         return results._replace(merged=added, gathered=[], left=[])
 
+    def describe_returned(self, size: int) -> list[jax.ShapeDtypeStruct]:
+        """Return what each replica of `size` rows returns, or the rows of a shard that stay there, in shapes."""
+        shapes, last = self._find_twins(size).shapes, self.phases[-1].outputs
+        outputs = [variable for variable in list_variables(self.analysis.twins.outputs) if variable in last]
+        return [jax.ShapeDtypeStruct(shapes[variable], get_type(variable).dtype) for variable in outputs]
+
     def _find_twins(self, size: int) -> Twins:
         """Return the twins of a size, of which there may be no shard."""
         if size not in self._twins:

@@ -1,4 +1,4 @@
-"""The end of a step: the optimizer and the metrics, once, from the total of all replicas."""
+"""The end of a step of a loop: the optimizers, once, from the sums of all replicas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import keras
 
-from unisono._src.typing import Array
+from unisono._src.keras_private.optimizers import list_optimizer_weights
+from unisono._src.replica.protocol import State
+from unisono._src.replica.used_variables import UsedVariables
+from unisono._src.typing import Array, Values
 
 
 def apply_gradients(
@@ -19,6 +22,20 @@ def apply_gradients(
     return optimizer.stateless_apply(slots, cast_gradients, weights)
 
 
-def add_to_metrics(before: list[Array], change: list[Array], alone: bool) -> list[Array]:
-    """Return the metrics' state with the contributions of the replicas."""
-    return [new if alone else old + new for old, new in zip(before, change, strict=True)]
+def apply_all(variables: UsedVariables, state: State, gradients: Sequence[Array]) -> tuple[Values, Values]:
+    """Return (weights, the optimizers' state) after the updates. `gradients` come optimizer by optimizer."""
+    groups = (variables.weights, state[0]), (variables.slots, state[2])
+    values = {id(variable): value for group, of_group in groups for variable, value in zip(group, of_group, strict=True)}
+    left = iter(gradients)
+    for optimizer, positions in variables.applied_optimizers:
+        weights, slots = list_optimizer_weights(optimizer), optimizer.variables
+        by_position = {position: next(left) for position in positions}
+        new = apply_gradients(
+            optimizer,
+            [values[id(slot)] for slot in slots],
+            [by_position.get(position) for position in range(len(weights))],
+            [values[id(weight)] for weight in weights],
+        )
+        for group, of_group in zip((weights, slots), new, strict=True):
+            values |= {id(variable): value for variable, value in zip(group, of_group, strict=True)}
+    return [values[id(weight)] for weight in variables.weights], [values[id(slot)] for slot in variables.slots]

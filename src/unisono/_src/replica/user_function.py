@@ -16,6 +16,7 @@ from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_optim
 from unisono._src.marks import BATCH_SCOPE, GRADIENT, LOSS, OUTPUT, REPLICA, SUM
 from unisono._src.replica import optimizer_update
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
+from unisono._src.replica.own_variables import OwnVariables
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.trace_recorder import FindDivisor, ReplicaCode, ReplicaScope, run_as_replica
@@ -25,7 +26,6 @@ from unisono._src.typing import Array, Logs, Outputs, PyTree, Values, is_traced
 
 CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
-
 
 ALL_ROWS = (
     "The function {name!r} is traced for the rows of a replica, and for all rows of the global batch: these say what metrics and the state of "
@@ -57,9 +57,9 @@ class UserStep:
         call: CallUserFunction,
         variables: UsedVariables,
         replicas: int,
-        own_variables: Callable[[keras.Variable], bool] = lambda _: False,
-        can_be_cut: bool = True,
-        has_fixed_losses: bool = False,
+        is_own: Callable[[keras.Variable], bool],
+        can_be_cut: bool,
+        has_fixed_losses: bool,
     ) -> None:
         """
         Args:
@@ -67,7 +67,7 @@ class UserStep:
             call: Calls the function.
             variables: The variables that it uses.
             replicas: R.
-            own_variables: Says whether a variable is the user's own, of no layer.
+            is_own: Says whether a variable is the user's own, of no layer.
             can_be_cut: Whether the code gets a batch's rows alone, and no values of an earlier step.
             has_fixed_losses: Whether a loss is an array whose shape is the same for any number of rows.
         """
@@ -81,14 +81,7 @@ class UserStep:
         """The tree that the code returns, with an `OutputLeaf` in the place of each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
         """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
-        self._added = [
-            place
-            for place in variables.assigned
-            if own_variables(variable := variables.non_trainable[place]) and variable.aggregation in ("sum", "mean")
-        ]
-        """Places, among the others, of the user's own variables to which replicas add."""
-        for place in self._added:
-            check_has_sum(variables.non_trainable[place])
+        self._own = OwnVariables(variables, is_own)
 
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]:
         """Return (new state, the sums of the numbers that replicas return), in a trace, with marks on what is a replica's."""
@@ -125,30 +118,24 @@ class UserStep:
             for weight, gradient in zip(self._updated_weights, self._list_gradients(run.code), strict=True)
             if not weight.overwrite_with_gradient
         ]
-        growths = [self._find_growth(place, state[1][place], run) for place in self._added]
+        growths = self._own.list_parts(state[1], run.after[1], run.row_fraction)
         return [*gradients, *growths, *(widen_half_precision(output) for output in run.outputs if is_summed(output))]
 
     def finish(self, state: State, run: CodeRun, totals: Sequence[Array]) -> tuple[State, Logs]:
         """Return (new state, logs), from a run on all rows and the sums of `list_summed`."""
         left = iter(totals)
-        weights = self._updated_weights
-        of_batch = self._list_gradients(run.code)
+        of_batch = zip(self._updated_weights, self._list_gradients(run.code), strict=True)
         gradients = [
             mark_value(one if weight.overwrite_with_gradient else next(left), f"{GRADIENT} {place}")
-            for place, (weight, one) in enumerate(zip(weights, of_batch, strict=True))
+            for place, (weight, one) in enumerate(of_batch)
         ]
-        others = list(run.after[1])
-        for place in self._added:
-            base = self._find_base(place, state[1][place])
-            others[place] = (base + next(left)).astype(state[1][place].dtype)
+        others = self._own.put_totals(state[1], run.after[1], [next(left) for _ in range(self._own.count)])
         logs = {str(place): next(left) for place, output in enumerate(run.outputs) if is_summed(output)}
         first = next(iter(logs), None)
         if first is not None:
             logs[first] = mark_value(logs[first], LOSS)
-        values = self._apply_optimizers(state, gradients)
-        groups = self.variables
-        new_weights, slots = ([values[id(variable)] for variable in group] for group in (groups.weights, groups.slots))
-        return (new_weights, others, slots, run.after[3]), logs
+        weights, slots = optimizer_update.apply_all(self.variables, state, gradients)
+        return (weights, others, slots, run.after[3]), logs
 
     def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
         """Say nothing: replicas gather no rows, but layers that are synchronized."""
@@ -228,48 +215,6 @@ class UserStep:
             for position in positions
         ]
 
-    def _find_growth(self, place: int, old: Array, run: CodeRun) -> Array:
-        """Return what a replica adds to a variable of the user's own: its growth, or its part of the mean by rows."""
-        new = widen(run.after[1][place])
-        is_mean = self.variables.non_trainable[place].aggregation == "mean"
-        return new.astype(jnp.float32) * run.row_fraction if is_mean else new - self._find_base(place, old)
-
-    def _find_base(self, place: int, old: Array) -> Array:
-        """Return the value to which replicas add: none where their part is of new values alone."""
-        is_sum = self.variables.non_trainable[place].aggregation == "sum"
-        return widen(old) if is_sum and place not in self.variables.replaced else jnp.zeros_like(widen(old))
-
-    def _apply_optimizers(self, state: State, gradients: Sequence[Array]) -> dict[int, Array]:
-        """Return the values of weights and of the optimizers' state after the updates, by the variables' ids."""
-        variables = self.variables
-        values = {
-            id(variable): value
-            for group, of_group in ((variables.weights, state[0]), (variables.slots, state[2]))
-            for variable, value in zip(group, of_group, strict=True)
-        }
-        left = iter(gradients)
-        for optimizer, positions in variables.applied_optimizers:
-            weights = list_optimizer_weights(optimizer)
-            by_position = {position: next(left) for position in positions}
-            new = optimizer_update.apply_gradients(
-                optimizer,
-                [values[id(slot)] for slot in optimizer.variables],
-                [by_position.get(position) for position in range(len(weights))],
-                [values[id(weight)] for weight in weights],
-            )
-            for group, of_group in zip((weights, optimizer.variables), new, strict=True):
-                values |= {id(variable): value for variable, value in zip(group, of_group, strict=True)}
-        return values
-
-
-def check_has_sum(variable: keras.Variable) -> None:
-    """Refuse a sum over replicas of bools."""
-    if jnp.issubdtype(variable.dtype, jnp.bool_):
-        raise ValueError(
-            f"The replica's code assigns {variable.path!r} of dtype bool with aggregation={variable.aggregation!r}, but bools have no sum. Make "
-            f"it an integer, or write aggregation='only_first_replica'."
-        )
-
 
 def see_whole_batch(number: float) -> Array:
     """Return a count of this trace's rows, as it is in the trace for the whole batch."""
@@ -285,11 +230,6 @@ def divide_by_sum(place: int, divisor: float | Array) -> Array:
 def divide_by_own(place: int, divisor: float | Array) -> Array:
     """Return the divisor, in code that has all rows."""
     return jnp.float32(divisor)
-
-
-def widen(value: Array) -> Array:
-    """Return whole numbers and bools as numbers of 32 bits at least."""
-    return value.astype(jnp.int32) if not jnp.issubdtype(value.dtype, jnp.inexact) and value.dtype.itemsize < 4 else value
 
 
 def describe_more_rows(batch: PyTree) -> PyTree:

@@ -95,7 +95,8 @@ class EagerStep:
 
     def _step(self, step_input: StepInput) -> tuple[Logs, list[RunOutput]]:
         rows = step_input.rows_of_replicas(self._placement.lead)
-        whole = self._run_whole(step_input, rows)
+        whole = self._run_whole(step_input)
+        self._outputs = {step_input.batch.rows: eval_shape(list, whole.outputs)}
         summed: dict[int, list[Array]] = {}
         outputs: dict[int, ReplicaOutputs] = {}
         for shard in step_input.batch_plan.shards:
@@ -109,13 +110,12 @@ class EagerStep:
         get_activity().report_next_step()
         return logs, stack_outputs(step_input.batch_plan, outputs, self._placement.replicas)
 
-    def _run_whole(self, step_input: StepInput, rows: dict[int, PyTree]) -> CodeRun:
-        """Run the code on all rows; values of an earlier step are there those of the first replica."""
-        batch: PyTree = send_rows(
-            [step_input.batch], range(step_input.batch.rows), (step_input.batch.rows,), self._placement.lead
-        )
+    def _run_whole(self, step_input: StepInput) -> CodeRun:
+        """Run the code on all rows."""
+        lead, rows = self._placement.lead, step_input.batch.rows
+        batch: PyTree = send_rows([step_input.batch], range(rows), (rows,), lead)
         if step_input.carried:
-            batch = batch, rows[min(rows)][1]
+            batch = batch, [join_replicas(value, step_input.batch_plan, lead) for value in step_input.carried]
         return self._function.run(self.state, batch, step_input.constants, jnp.int32(0), jnp.float32(1), divide_by_own)
 
     def _run_replica(self, shard: Shard, rows: PyTree, step_input: StepInput, whole: CodeRun) -> CodeRun:
@@ -125,6 +125,14 @@ class EagerStep:
         state = start_replica(self.state, self._function.variables.non_trainable, shard.replica)
         row_fraction = jnp.float32(len(shard.rows) / step_input.batch.rows)
         return self._function.run(state, rows, step_input.constants, jnp.int32(shard.replica), row_fraction, find_divisor)
+
+
+def join_replicas(value: CarriedValue, batch_plan: BatchPlan, lead: jax.Device) -> Array:
+    """Return the values of an earlier step for all rows: those of rows behind each other, of others that of the first replica."""
+    parts: list[Array] = device_put([part for _, part in sorted(value.present.items())], lead)
+    sizes = [size for size in batch_plan.sizes if size]
+    are_of_rows = all(part.shape[:1] == (size,) for part, size in zip(parts, sizes, strict=True))
+    return jnp.concatenate(parts) if are_of_rows else parts[0]
 
 
 def describe_outputs(known: dict[int, Sequence[jax.ShapeDtypeStruct]], rows: int) -> Sequence[jax.ShapeDtypeStruct]:

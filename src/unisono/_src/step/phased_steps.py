@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Hashable, Sequence, Set
-from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +10,6 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.inlining import inline_calls
-from unisono._src.marks import GRADIENT, LAYER_SCOPE, LOSS, OUTPUT, find_marked
 from unisono._src.operands import get_shape, get_type, list_variables
 from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.interpreter import Shares, run_shards
@@ -24,76 +19,14 @@ from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.phases.sizes import replace_shards, resize_twins
 from unisono._src.phases.twins import ProgramsDifferError, Twins, leave_whole, pair
 from unisono._src.placement import Placement
-from unisono._src.replica.protocol import RecordedVariables, State
-from unisono._src.replica.untold_loss import UNTOLD_LOSS
+from unisono._src.replica.protocol import State
+from unisono._src.replica.user_function import count_batch_rows
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
+from unisono._src.step.traced_step import StepFunction, StepShapes, TracedStep
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
-from unisono._src.typing import Array, Logs, PyTree
-from unisono._src.xla import determinism
-from unisono._src.xla.rewrite import replace_for_shards, trace_as_rewritten
-
-
-class StepFunction(Protocol):
-    """A step as a function of state, batch and constants."""
-
-    returns_rows: bool
-    """Whether rows that it returns beside the state stay on the shards, as outputs."""
-    is_of_replicas: bool
-    """Whether it is the code of replicas, which return values of their own."""
-
-    def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]: ...
-
-    def list_recorded(self) -> RecordedVariables:
-        """Return the variables of what is recorded of a step. It is not traced."""
-        ...
-
-    def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
-        """Take note of rows that are gathered inside of the step: the scopes of the equation that wants them, and their bytes."""
-        ...
-
-    def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
-        """Explain errors of a trace for a number of rows."""
-        ...
-
-    def refuse_other_programs(self, error: ProgramsDifferError) -> None:
-        """Refuse code that is another program for another number of rows, if it cannot be computed for the whole batch."""
-        ...
-
-
-class StepShapes(NamedTuple):
-    """The arguments of a step, in shapes."""
-
-    state: State
-    batch: PyTree
-    constants: Sequence[Array]
-
-
-class TracedStep:
-    """The program of a step for a number of rows; behind its results, what is marked in it."""
-
-    def __init__(self, function: StepFunction, shapes: StepShapes, lead: jax.Device) -> None:
-        with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LAYER_SCOPE):
-            traced, self._shapes = trace_as_rewritten(function, lead.platform)(*shapes)
-        program = inline_calls(traced)
-        self.gradients = find_marked(program.jaxpr, GRADIENT)
-        self.losses = find_marked(program.jaxpr, LOSS)[:1]
-        self.outputs = find_marked(program.jaxpr, OUTPUT)
-        marked = [*self.gradients, *self.losses, *self.outputs]
-        self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
-
-    def end(self, results: Sequence[Array | None]) -> tuple[StepEnd, list[Array]]:
-        """Return the results of the program as those of a step, and what replicas return. Logs that are None are left out."""
-        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self.gradients), len(self.losses)]
-        state, logs, gradients, losses, outputs = (
-            results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
-        )
-        told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
-        loss = next((loss for loss in losses if loss is not None), jnp.asarray(UNTOLD_LOSS))
-        told_gradients = [gradient for gradient in gradients if gradient is not None]
-        end = StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, told_gradients, loss)
-        return end, [output for output in outputs if output is not None]
+from unisono._src.typing import Array, PyTree
 
 
 class WholeStep:
@@ -122,7 +55,7 @@ class PhasedCut:
         self.phases = len(phased.phases)
 
     def describe(self, phase: int, known: Known, batch: PyTree) -> ShardWork:
-        shapes = self._phased.describe(phase, count_rows(batch))
+        shapes = self._phased.describe(phase, count_batch_rows(batch))
         return ShardWork(shapes.merged, self._list_outputs(phase, shapes.outputs), shapes.kept)
 
     def _list_outputs(self, phase: int, values: list[Array]) -> list[Array]:
@@ -133,14 +66,13 @@ class PhasedCut:
 
     def describe_outputs(self, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Return what a replica of this number of rows returns, in shapes."""
-        shapes = self._list_outputs(self.phases - 1, self._phased.describe(self.phases - 1, rows).outputs)
-        return [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
+        return self._phased.describe_returned(rows)
 
     def prepare(self, phase: int, known: Known) -> list[Array]:
         return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])
 
     def run_shard(self, phase: int, known: Known, batch: PyTree, kept: Sequence[list[Array]], place: ShardPlace) -> ShardWork:
-        size, plan = count_rows(batch), self._phased.phases[phase]
+        size, plan = count_batch_rows(batch), self._phased.phases[phase]
         values = self._list_values(known)
         own: Values = {}
         for of_phase, arrays in zip(self._phased.phases, kept, strict=False):
@@ -162,9 +94,6 @@ class PhasedCut:
         values |= zip(self._phased.carries[-1], self._phased.advance(self.phases, values, known.totals[-1]), strict=True)
         outputs = self._phased.analysis.twins.outputs
         return self._traced.end([atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in outputs])[0]
-
-    def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
-        raise AssertionError("a step of one replica is not cut")
 
     def inspect(self, state: State, rows: PyTree, constants: Sequence[Array], shards: Sequence[int]) -> list[Part]:
         """Return what some shards give to the gradients and to the loss."""
@@ -307,7 +236,3 @@ class PhasedSteps:
 def choose_traced(rows: int, sizes: Sequence[int]) -> int:
     """Return the number of rows for which a step is traced beside that of the batch: the size of a shard, but not of one row."""
     return max((size for size in sizes if 1 < size < rows), default=2 if rows > 2 else rows + 1)
-
-
-def count_rows(batch: PyTree) -> int:
-    return jax.tree.leaves(batch)[0].shape[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -33,6 +33,11 @@ class CarriedValue(Protocol):
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
         """Return the shape of the value of a replica with this number of rows."""
+        ...
+
+    @property
+    def present(self) -> Mapping[int, Array]:
+        """Return the values of the replicas of all processes that had rows, by the replicas' numbers."""
         ...
 
     def on(self, device: int, run: ReplicaRun) -> Array:

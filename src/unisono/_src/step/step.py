@@ -15,7 +15,7 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.replica.protocol import State
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState
-from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, StepFunction, WholeStep
+from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
@@ -26,6 +26,7 @@ from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
 from unisono._src.step.totals import DeviceTotal
+from unisono._src.step.traced_step import StepFunction
 from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step.verified_step import VerifiedStep
 from unisono._src.step_count import get_step_count

@@ -45,7 +45,7 @@ SAME = Growth()
 """The growth of what is the same for any number of rows."""
 UNKNOWN = Growth(None, is_merged=True, adds_up=False)
 
-SUMS = frozenset(["add", "add_any", "sub", "concatenate", "stack", "select_n", "pad", "while", "scan", "cond"])
+SUMS = frozenset(["add", "add_any", "sub", "concatenate", "stack", "select_n", "pad"])
 """What is added, joined or chosen grows as its parts do."""
 MOVES = frozenset(
     [
@@ -150,7 +150,7 @@ def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
     if name in MOVES:
         return Growth(powers[0] if powers else 0, None, False, is_merged, adds_up and not any(merged[1:]), before)
     if name in SUMS:
-        of_values = operands[1:] if name in ("select_n", "cond") else operands
+        of_values = operands[1:] if name == "select_n" else operands
         counted = [
             growth.power
             for growth, atom in zip(of_values, equation.whole.invars[-len(of_values) :], strict=True)
