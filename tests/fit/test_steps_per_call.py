@@ -158,6 +158,16 @@ def test_logs_are_read_a_few_times_a_second(monkeypatch):
     assert shown == [0, 0, 0, 3, 3, 3, 6, 6]
 
 
+class InTurn(FitCallback):
+    """Has Keras show its bar between the steps: otherwise it does so by threads, in any order."""
+
+    def steps_until_due(self, step):
+        return 64
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
 def test_the_bar_shows_what_is_of_this_epoch(monkeypatch):
     """However short an epoch is: nothing of the epoch before, and at its last step its result, as callbacks at its end get it."""
     monkeypatch.setattr(steps_per_call, "SECONDS_BETWEEN_LOGS", 1e6)
@@ -168,7 +178,7 @@ def test_the_bar_shows_what_is_of_this_epoch(monkeypatch):
         lines.append((current, {name: float(value) for name, value in values}))
 
     monkeypatch.setattr(keras.utils.Progbar, "update", note)
-    history = run(make, lambda model: model.fit(X, Y, batch_size=12, epochs=3, verbose=1), on(1, 2)).logs
+    history = run(make, lambda model: model.fit(X, Y, batch_size=12, epochs=3, callbacks=[InTurn()]), on(1, 2)).logs
     results = [{name: float(values[epoch]) for name, values in history.items()} for epoch in range(3)]
     epochs = [lines[start : start + 4] for start in range(0, 12, 4)]
     assert [[step for step, _ in epoch] for epoch in epochs] == [[3, 6, 8, 8]] * 3

@@ -136,10 +136,5 @@ def find_class_options(loss: object) -> ClassOptions | None:
     return ClassOptions(options.get("axis", -1), options.get("ignore_class"))
 
 
-def is_metric_of_keras(metric: object) -> bool:
-    """Return whether the metric's class and the function that it averages are both of Keras."""
-    return is_class_of_keras(metric) and is_function_of_keras(getattr(metric, "_fn", None))
-
-
 def is_function_of_keras(function: Callable[..., Array] | None) -> bool:
     return function is None or getattr(function, "__module__", "").startswith("keras.")

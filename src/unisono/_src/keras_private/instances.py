@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-import keras
-
 from unisono._src.typing import KerasObject
 
 Method: TypeAlias = Callable[..., KerasObject]
@@ -34,10 +32,3 @@ def wrap_method(instance: object, name: str, wrap: Callable[[Method], Method]) -
             object.__delattr__(instance, name)
         else:
             set_untracked(instance, name, before)
-
-
-def wrap_averaged_function(
-    metric: keras.metrics.Metric, wrap: Callable[[Method], Method]
-) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the function that a MeanMetricWrapper averages is wrapped."""
-    return wrap_method(metric, "_fn", wrap)

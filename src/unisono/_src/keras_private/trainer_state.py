@@ -109,11 +109,6 @@ def set_raw_value(variable: keras.Variable, value: Array) -> None:
     variable._value = value
 
 
-def list_scope_values(scope: keras.StatelessScope, variables: Sequence[keras.Variable]) -> Values:
-    """Return the values that the variables have in a scope whose mapping has them."""
-    return [scope.get_current_value(variable) for variable in variables]
-
-
 class RecordingScope(keras.StatelessScope):
     """A StatelessScope that records assigned variables, also variables outside of its mapping."""
 

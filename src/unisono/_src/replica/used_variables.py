@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import keras
 
-from unisono._src.keras_private.optimizers import list_loss_scales, list_optimizer_weights
+from unisono._src.keras_private.optimizers import list_optimizer_weights
 from unisono._src.replica.trace_recorder import ReplicaCode
 
 
@@ -26,8 +26,6 @@ class UsedVariables(NamedTuple):
     """Positions, among the others, of the variables that the code assigns."""
     replaced: set[int]
     """Those of them whose value before the code does not read."""
-    reads_slots: bool
-    """Whether replicas read the state of an optimizer, beside a loss scale."""
 
     @property
     def slots(self) -> list[keras.Variable]:
@@ -73,8 +71,6 @@ def sort_variables(
     weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
     others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
     refuse_assigned_weights(code, weights)
-    scales = {id(variable) for optimizer, _ in applied for variable in list_loss_scales(optimizer)}
-    slots = {id(variable) for optimizer in used_optimizers for variable in optimizer.variables}
     return UsedVariables(
         list(weights.values()),
         others,
@@ -83,7 +79,6 @@ def sort_variables(
         applied,
         [position for position, variable in enumerate(others) if id(variable) in code.scope.assigned],
         {position for position, variable in enumerate(others) if id(variable) in code.scope.replaced},
-        any(i in slots and i not in scales for i in code.scope.read),
     )
 
 

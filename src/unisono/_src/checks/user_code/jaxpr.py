@@ -1,17 +1,16 @@
-"""Traced programs: inlined, cut into parts, and computed in parts."""
+"""Traced programs: what they hold, and what their results are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import close_program, drop_unneeded
 from unisono._src.operands import Atom, list_variables
-from unisono._src.typing import AnyArray, Array
+from unisono._src.typing import AnyArray
 
 COLLECTIVES = {
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "axis_index",
@@ -19,50 +18,15 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-AtomValues: TypeAlias = Mapping[Atom, AnyArray | np.generic]
-"""Values of inputs and variables of a program."""
-
-
-class Slice(NamedTuple):
-    """The part of a program that computes some of its variables."""
-
-    equations: list[core.JaxprEqn]
-    leaves: list[Atom]
-    """The variables that it starts from."""
-
-
-def slice_program(program: core.Jaxpr, targets: Iterable[Atom], known: Container[Atom] = ()) -> Slice:
-    """Return the equations that lead to the targets from inputs, constants and `known` variables."""
-    needed = dict.fromkeys(list_variables(targets))
-    equations = []
-    made: set[Atom] = set()
+def list_behind(program: core.Jaxpr, targets: Iterable[Atom]) -> list[core.JaxprEqn]:
+    """Return the equations that lead to the targets."""
+    needed = set(list_variables(targets))
+    equations: list[core.JaxprEqn] = []
     for equation in reversed(program.eqns):
-        results = [variable for variable in equation.outvars if variable in needed and variable not in known]
-        if results:
+        if not needed.isdisjoint(equation.outvars):
             equations.append(equation)
-            made.update(results)
-            needed |= dict.fromkeys(list_variables(equation.invars))
-    return Slice(equations[::-1], [variable for variable in needed if variable not in made])
-
-
-def evaluate_variables(program: core.ClosedJaxpr, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
-    """Return the values of variables of a program, from those that are given; only the equations that lead to them are computed."""
-    return compile_variables(program, targets, given)(given)
-
-
-def compile_variables(
-    program: core.ClosedJaxpr, targets: Sequence[Atom], known: Container[Atom]
-) -> Callable[[AtomValues], list[Array]]:
-    """Return a compiled function that computes variables of a program from values of the known ones."""
-    part = slice_program(program.jaxpr, targets, known)
-    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    equations = [
-        equation.replace(outvars=[core.DropVar(result.aval) if result in known else result for result in equation.outvars])
-        for equation in part.equations
-    ]
-    alone = program.jaxpr.replace(constvars=[], invars=part.leaves, outvars=list(targets), eqns=equations)
-    function = jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())))
-    return lambda values: function(*[values[leaf] if leaf in values else constants[leaf] for leaf in part.leaves])
+            needed.update(list_variables(equation.invars))
+    return equations[::-1]
 
 
 class Origins(NamedTuple):
@@ -116,11 +80,6 @@ def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
 
 def walk_equations(program: core.ClosedJaxpr) -> Iterator[core.JaxprEqn]:
     return (equation for nested in walk_programs(program) for equation in nested.jaxpr.eqns)
-
-
-def has_random_draws(equations: Iterable[core.JaxprEqn]) -> bool:
-    """Return whether one of the equations draws random numbers."""
-    return any(equation.primitive.name.startswith(("random_", "threefry", "rng_")) for equation in equations)
 
 
 def has_float16(program: core.ClosedJaxpr) -> bool:

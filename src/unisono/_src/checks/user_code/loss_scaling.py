@@ -64,12 +64,6 @@ class DivisorCheck:
         self._seen: set[object] = set()
         self._warned = False
 
-    @property
-    def has_fault(self) -> bool:
-        """Return whether a part of the losses is known not to add up over replicas, which `check` warns of."""
-        parts = self._parts if self._replicas > 1 else ()
-        return any(part.growth is not None and not is_additive(part, self._replicas) for part in parts)
-
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
         """Warn once of a divisor that is not the size of this global batch.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import slice_program
+from unisono._src.checks.user_code.jaxpr import list_behind
 from unisono._src.inlining import inline_calls
 from unisono._src.operands import Atom, find_dependents, get_shape, get_type, list_variables
 from unisono._src.replica.variable_discovery import Trace
@@ -189,9 +189,7 @@ class Provenance:
         return not isinstance(variable, core.Literal) and variable in self._state_variables
 
     def _is_made_of(self, variable: Atom, shares: Collection[Atom]) -> bool:
-        return any(
-            result in shares for equation in slice_program(self._jaxpr, [variable]).equations for result in equation.outvars
-        )
+        return any(result in shares for equation in list_behind(self._jaxpr, [variable]) for result in equation.outvars)
 
     def _divide_path(self, path: Scaling, divisor: Atom) -> Scaling:
         if isinstance(divisor, core.Literal):
