@@ -11,6 +11,7 @@ import unisono as un
 from sizes import cases, slow
 from trainings import on, rows, run
 from unisono._src.fit import steps_per_call
+from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.step.step import Step
 
 X, Y = rows(96, 5), rows(96, 3)
