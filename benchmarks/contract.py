@@ -21,6 +21,7 @@ import jax
 import results
 import workloads
 from jax import lax
+from jax.sharding import PartitionSpec
 from timing import time_in_turns
 
 ROUNDS = 1 if results.SMALL else 5
@@ -45,16 +46,22 @@ def measure_workloads(rounds: int, names: list[str]) -> None:
     import keras
 
     from unisono._src.exchange.across_processes import ProcessExchange
-    from unisono._src.exchange.collectives import AXIS, CollectiveSum
-
-    class PlainMeeting(CollectiveSum):
-        """A sum by one collective of the library."""
-
-        def _sum_nodes(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
-            return lax.psum(mine[0].sum(0).reshape(-1), AXIS)
+    from unisono._src.exchange.collectives import AXIS
 
     plain = ProcessExchange(strategy.placement)
-    plain._between = PlainMeeting(strategy.placement.processes.leads, [strategy.placement.lead])
+    sharding = plain._between._by_process
+
+    @functools.cache
+    def make_plain_program(leaves: int, schedule: Any, first: bool) -> Any:
+        """Return a sum by one collective of the library."""
+
+        def run(nodes: Any, words: jax.Array) -> Any:
+            totals = {name: lax.psum(sum(node[name] for node in nodes), AXIS) for name in nodes[0]}
+            return totals, lax.all_gather(words[0], AXIS)
+
+        return jax.jit(jax.shard_map(run, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=PartitionSpec(), check_vma=False))
+
+    plain._between._make_program = make_plain_program
     exchanges: Mapping[str, Any] = {"ours": strategy.exchange, "psum": plain}
     rows = []
     for name in names:

@@ -110,13 +110,11 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def sums_by_device(patch: pytest.MonkeyPatch) -> None:
     """Each device sums what it has, then the devices are summed: what mirrored training with accumulation often does."""
 
-    def total(self, nodes, add, leaves, description=None):
-        lead = self.placement.lead
-        values = [jax.device_put(value, lead) for of_device in nodes for value in of_device.values() if value is not None]
-        return [functools.reduce(functools.partial(add, lead), values)]
+    def total(self, sums, description):
+        return functools.reduce(transfers.add_vectors, [value for value in sums.values() if value is not None])
 
     patch.setattr(reduction_tree, "list_subtrees", lambda block, span: [block])
-    patch.setattr(transfers.TransferExchange, "total", total)
+    patch.setattr(transfers.TransferExchange, "total_on_lead", total)
 
 
 def masked_divisor(patch: pytest.MonkeyPatch) -> None:
@@ -160,16 +158,16 @@ def position_after_resume(patch: pytest.MonkeyPatch) -> None:
 
 def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
     """Two sums of as many replicas, which are not added to each other next, change places."""
-    on_lead = transfers.TransferExchange.on_lead
+    total_on_lead = transfers.TransferExchange.total_on_lead
 
-    def swapped(self, nodes):
-        here = on_lead(self, nodes)
+    def swapped(self, sums, description):
+        here = dict(sums)
         pairs = [(a, b) for a in here for b in here if a.start + 2 * len(a) == b.start and len(a) == len(b)]
         for a, b in pairs[:1]:
             here[a], here[b] = here[b], here[a]
-        return here
+        return total_on_lead(self, here, description)
 
-    patch.setattr(transfers.TransferExchange, "on_lead", swapped)
+    patch.setattr(transfers.TransferExchange, "total_on_lead", swapped)
 
 
 def ties_of_a_pool(patch: pytest.MonkeyPatch) -> None:
@@ -204,11 +202,11 @@ def checkpoint_without_seeds(patch: pytest.MonkeyPatch) -> None:
 def order_of_a_collective(patch: pytest.MonkeyPatch) -> None:
     """What devices hand on is added one after another."""
 
-    def total(self, leaves, schedule, pieces):
-        found = [pieces[d, slot] for d, nodes in enumerate(schedule) for slot, (_, _, there) in enumerate(nodes) if there]
+    def total(leaves, schedule, pieces):
+        found = [pieces[d, slot] for d, nodes in enumerate(schedule) for slot, (_, there) in enumerate(nodes) if there]
         return functools.reduce(jnp.add, reversed(found))
 
-    patch.setattr(collectives.CollectiveSum, "_sum_slices", total)
+    patch.setattr(collectives, "sum_slices", total)
 
 
 def stale_callbacks(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ FLOORS = {
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
-        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
+        "keras_private", "jax_private", "digest", "native", "placement", "device_mesh", "reduction_tree", "packing", "versions", "step_count",
         "execution_mode", "hidden_frames", "near_names", "function_names", "library_arrays", "operands",
         "inlining", "marks", "program_digest", "whole_batch", "typed_jax", "typing",
     ],

@@ -2,13 +2,16 @@
 
 make one-chip        python -m pytest -p one_chip tests/fit
 
-Each place of the placement has arrays of its own on the device, and the programs and copies that a device of its own would have. What is
-not tried are links between devices.
+Each place of the placement has its blocks of arrays on the device, and calls the program that a device of its own would call, one place after
+another. What is not tried are links between devices, and calls that run on several at once.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+import weakref
 from typing import Any
 
 from unisono._src.xla.determinism import add_missing_flags
@@ -41,16 +44,52 @@ def find_devices(arguments: Any) -> list[Any]:
     return device_arguments.find_devices(arguments)
 
 
-def copy_to(tree: Any, device: Any) -> Any:
-    """Return a copy of arrays on a device: `jax.device_put` returns the same memory where they lie there, and a step gives it away."""
+def make_mesh_on_one_chip(devices: tuple[Any, ...]) -> Any:
+    """Return a mesh whose places are one device: its arrays are joined there, and its programs are called for one place after the other."""
     import jax
     import jax.numpy as jnp
 
-    def copy(array: Any) -> Any:
-        is_there = isinstance(array, jax.Array) and array.devices() == {device}
-        return jnp.array(array, copy=True) if is_there else jax.device_put(array, device)
+    from unisono._src.device_mesh import DeviceMesh
 
-    return jax.tree.map(copy, tree)
+    class MeshOnOneChip(DeviceMesh):
+        def __init__(self) -> None:
+            super().__init__(devices[:1])
+            self.devices = devices
+            self.cut: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+        def join(self, blocks: Any) -> Any:
+            joined = jnp.concatenate(blocks)
+            self.cut[id(joined)] = joined
+            return joined
+
+        def put_blocks(self, blocks: Any) -> Any:
+            return self.join(jax.device_put(list(blocks), self.lead))
+
+        def is_cut(self, leaf: Any) -> bool:
+            return self.cut.get(id(leaf)) is leaf
+
+        def list_blocks(self, array: Any) -> Any:
+            return jnp.split(array, len(devices)) if self.is_cut(array) else [array] * len(devices)
+
+        def on_lead(self, array: Any) -> Any:
+            return array
+
+        def run_in_turn(self, program: Any, cut_results: Any) -> Any:
+            """Return a program of the places, of one of a place."""
+
+            def run(*args: Any) -> Any:
+                leaves, structure = jax.tree.flatten(args)
+                blocks = [self.list_blocks(leaf) if self.is_cut(leaf) else None for leaf in leaves]
+                results = []
+                for place in range(len(devices)):  # a copy of what is whole: a call gives its memory away
+                    own = [jnp.array(leaf) if of is None else of[place] for leaf, of in zip(leaves, blocks, strict=True)]
+                    results.append(program(*structure.unflatten(own)))
+                flags = jax.tree.broadcast(cut_results, results[0])
+                return jax.tree.map(lambda is_cut, *parts: self.join(parts) if is_cut else parts[0], flags, *results)
+
+            return run
+
+    return MeshOnOneChip()
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -60,9 +99,23 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    from unisono._src.step import device_state, single_replica
+    from unisono._src import device_mesh
     from unisono._src.strategy import base
+    from unisono._src.xla import programs
 
     base.find_devices = find_devices
-    device_state.device_put = copy_to
-    single_replica.device_put = copy_to
+    get_mesh, load_on = device_mesh.get_mesh, programs.PortableProgram.load_on
+
+    @functools.cache
+    def get_any_mesh(devices: tuple[Any, ...]) -> Any:
+        return make_mesh_on_one_chip(devices) if len(set(devices)) < len(devices) else get_mesh(devices)
+
+    def load(self: Any, mesh: Any, cut_arguments: Any = (), cut: Any = False) -> Any:
+        if len(set(mesh.devices)) == len(mesh.devices):
+            return load_on(self, mesh, cut_arguments, cut)
+        return mesh.run_in_turn(load_on(self, get_mesh(mesh.devices[:1])), cut)
+
+    programs.PortableProgram.load_on = load
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("unisono.") and getattr(module, "get_mesh", None) is get_mesh:
+            module.get_mesh = get_any_mesh

@@ -33,13 +33,13 @@ class Fault:
         self.is_here, self.always, self.flips = strategy.cluster.process == victim, always, 0
         self.device = device
 
-    def take(self, replicas, index, phase):
-        contribution = whole(replicas, index, phase)
+    def take(self, replicas, index, sums):
+        contribution = whole(replicas, index, sums)
         if self.is_here and index == self.device and (self.always or not self.flips):
             self.flips += 1
             vector = np.array(contribution["float32"])
             vector.view("uint32")[int(self.place * WEIGHTS)] ^= np.uint32(1 << self.bit)
-            contribution = contribution | {"float32": jax.device_put(vector, replicas._devices[index])}
+            contribution = contribution | {"float32": jax.device_put(vector, replicas._mesh.devices[index])}
         return contribution
 
 
@@ -47,7 +47,7 @@ training = TRAININGS[spec["training"]](strategy)
 told = [{"print": un.fingerprint(training.model)}]
 for spec_of_fault in spec["faults"]:
     fault = Fault(**(spec_of_fault or {"victim": None, "always": False, "seed": 0}))
-    SingleReplicas._take_contribution = lambda replicas, index, phase, fault=fault: fault.take(replicas, index, phase)
+    SingleReplicas._take_contribution = lambda replicas, index, sums, fault=fault: fault.take(replicas, index, sums)
     try:
         training.step()
         error = None

@@ -20,6 +20,7 @@ from unisono._src.data.global_batch import (
     send_rows,
     wrap_arrays,
 )
+from unisono._src.device_mesh import get_mesh
 
 
 @settings(max_examples=cases(10, 40))
@@ -32,7 +33,7 @@ def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     start = data.draw(st.integers(0, rows - 1))
     mine = range(start, data.draw(st.integers(start + 1, rows)))
     device = data.draw(st.sampled_from(jax.devices()))
-    there = send_rows([as_global_batch(batch) for batch in batches], mine, (count + 2, len(mine)), device)
+    there = send_rows([as_global_batch(batch) for batch in batches], (mine,), (count + 2, len(mine)), get_mesh((device,)))
     assert there[0]["x"].shape == (count + 2, len(mine), 3)
     assert (there[0]["x"].dtype, there[1].dtype, there[2]) == (np.float32, np.int32, None)
     assert there[1].devices() == {device}
@@ -65,7 +66,7 @@ def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, many_bytes
     for batches in ([batch], [batch, batch]):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(global_batch, "PAST_CACHES_BYTES", many_bytes)
-            there = np.asarray(send_rows(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
+            there = np.asarray(send_rows(batches, (mine,), (len(batches) + 1, len(mine)), get_mesh((jax.devices()[0],)))[0])
         for number in range(len(batches)):
             assert there[number].tobytes() == expected[mine.start : mine.stop].tobytes()
     assert batch.leaves[0].array.tobytes() == source[rows].tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from unittest import mock
 
 import jax
@@ -17,25 +16,23 @@ import unisono as un
 from families import normalized, several_outputs
 from sizes import ROWS_AT_ONCE, cases, slow
 from unisono._src import reduction_tree
+from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
+from unisono._src.exchange.protocol import FinishedSums, SumDescription
+from unisono._src.exchange.transfers import add_vectors
+from unisono._src.packing import pack_tree
 from unisono._src.placement import Placement
-from unisono._src.step.totals import add_contributions
-from unisono._src.xla.programs import DeviceProgram
+from unisono._src.step.plan import plan_batch
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
 SHAPES = {"weights": (5, 7), "bias": (3,), "loss": (), "nothing": (0,)}
 
 
-@functools.cache
-def adder() -> DeviceProgram:
-    return DeviceProgram(add_contributions)
-
-
-def on_one_device(values, replicas):
+def on_one_device(values, span):
     """The truth: numpy's additions in the order of the tree."""
     return reduction_tree.sum_tree(
-        range(replicas), lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b)
+        span, lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b)
     )
 
 
@@ -51,36 +48,39 @@ def contribution(rng):
 @given(
     kind=st.sampled_from([TransferExchange, CollectiveExchange]),
     size=st.sampled_from([16, collectives.BLOCK]),
-    replicas=st.integers(1, 12),
-    devices=st.integers(1, 8),
+    replicas=st.integers(2, 12),
+    devices=st.integers(2, 8),
     present=st.integers(1, 12),
     seed=st.integers(0, 99),
 )
 def test_an_exchange_has_the_bits_of_the_tree(kind, size, replicas, devices, present, seed):
     """Where some replicas have rows, on no more devices than there are replicas."""
     devices, rng = min(devices, replicas), np.random.default_rng(seed)
-    values = [contribution(rng) if r < present else None for r in range(replicas)]
+    values = [jax.tree.map(np.asarray, pack_tree(contribution(rng))) if r < present else None for r in range(replicas)]
 
     placement = Placement(replicas, tuple(jax.devices()[:devices]))
-    nodes = []
-    for device, block in zip(placement.devices, placement.blocks, strict=True):
-        here = {r: jax.device_put(values[r], device) for r in block}
-        on_device = functools.partial(adder(), device, None)
-        nodes.append(
-            {
-                span: reduction_tree.sum_tree(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
-                for span in reduction_tree.list_subtrees(block, range(replicas))
-            }
-        )
+    mesh = get_mesh(placement.devices)
+    plan = plan_batch(replicas, tuple(int(value is not None) for value in values), placement)
+    like = jax.tree.map(lambda vector: jax.ShapeDtypeStruct(vector.shape, vector.dtype), values[0])
+
+    def lay_out(node, name):
+        """The sum of a node at the first place, before numbers that must not be read."""
+        rest = np.full((2, *like[name].shape), 7, like[name].dtype)
+        return np.concatenate([on_one_device(values, node[0])[name][None] if node and node[1] else rest[:1], rest])
+
+    finished = [
+        FinishedSums(layer.nodes, {name: mesh.put_blocks([lay_out(node, name) for node in layer.nodes]) for name in like})
+        for layer in plan.layers
+    ]
     exchange = kind(placement)
     with mock.patch.object(collectives, "BLOCK", size):
-        totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b), exchange.placement.replicas)
+        total = exchange.total(finished, SumDescription(plan.leaves, plan.of_processes, like, None))
 
-    expected = on_one_device(values, replicas)
-    assert len(totals) == len(exchange.homes)
-    for home, total in zip(exchange.homes, totals, strict=True):
-        assert all(leaf.devices() == {placement.devices[home]} for leaf in jax.tree.leaves(total))
-        assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), total, expected))
+    expected = on_one_device(values, range(replicas))
+    for name, vector in total.items():
+        assert mesh.is_everywhere(vector)
+        for block in mesh.list_blocks(vector):
+            assert (block.dtype, np.asarray(block).tobytes()) == (expected[name].dtype, expected[name].tobytes())
 
 
 def few_rows():
@@ -108,4 +108,4 @@ def test_training_over_collectives_has_the_bits_of_transfers(devices):
 
 def test_adding_is_the_only_arithmetic():
     left, right = jnp.float32(1e8), jnp.float32(1)
-    assert add_contributions({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}
+    assert add_vectors({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}

@@ -15,7 +15,7 @@ class Schedule:
 
 def test_a_new_object_is_noticed_at_the_place_in_memory_of_the_old_one():
     optimizer = keras.optimizers.SGD()
-    variables = UsedVariables([], [], [optimizer], [], [], [], set(), False)
+    variables = UsedVariables([], [], [optimizer], [], [], [], set())
     for _ in range(100):
         optimizer.schedule = Schedule()
         before = read_update_settings(variables)
@@ -27,7 +27,7 @@ def test_a_new_object_is_noticed_at_the_place_in_memory_of_the_old_one():
 
 def test_settings_of_an_inner_optimizer_are_read():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    variables = UsedVariables([], [], [optimizer], [], [], [], set(), False)
+    variables = UsedVariables([], [], [optimizer], [], [], [], set())
     before = read_update_settings(variables)
     optimizer.inner_optimizer.nesterov = True
     assert before != read_update_settings(variables)
@@ -55,7 +55,7 @@ def test_settings_of_optimizers_and_schedules_in_an_optimizer_are_read(hold):
     inner = keras.optimizers.Adam(schedule)
     optimizer = hold(inner)
     optimizer.build([keras.Variable(0.0)])
-    variables = UsedVariables([], [], [optimizer], [], [], [], set(), False)
+    variables = UsedVariables([], [], [optimizer], [], [], [], set())
     for holder, name in ((inner, "beta_1"), (inner, "clipnorm"), (schedule, "decay_rate")):
         before = read_update_settings(variables)
         assert before == read_update_settings(variables)

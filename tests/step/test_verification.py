@@ -17,8 +17,8 @@ import families
 import unisono as un
 from sizes import cases, mostly_slow, slow
 from small_training import REPLICAS, WEIGHTS, Training
+from unisono._src.exchange import LeadExchange
 from unisono._src.placement import Placement
-from unisono._src.step.device_state import DeviceState
 from unisono._src.step.device_verification import DeviceVerification
 from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step_count import get_step_count
@@ -83,29 +83,29 @@ class Fault:
         draw = random.Random(seed)
         self.flips, self._step = 0, -1
         bit, place = draw.randrange(32), draw.random()
-        whole, whole_sum = SingleReplicas._take_contribution, DeviceState.take_sum
+        whole, bring = SingleReplicas._take_contribution, LeadExchange._bring_to_lead
 
         def flip(contribution):
             self.flips += 1
-            (home,) = contribution["float32"].devices()
             vector = np.array(contribution["float32"])
             vector.view("uint32")[int(place * WEIGHTS)] ^= np.uint32(1 << bit)
-            return contribution | {"float32": jax.device_put(vector, home)}
+            return contribution | {"float32": vector}
 
-        def take(replicas, index, phase):
+        def take(replicas, index, sums):
+            contribution = whole(replicas, index, sums)
             if index != device or (self.flips and not always):
-                return whole(replicas, index, phase)
+                return contribution
             self._step = get_step_count().steps
-            return (
-                whole(replicas, index, phase) if always else flip(whole(replicas, index, phase))
-            )  # by take_sum, which always flips
+            return jax.device_put(flip(contribution), jax.devices()[index])
 
-        def take_sum(state, index, phase):
-            is_wrong = always and index == device and self._step == get_step_count().steps
-            return flip(whole_sum(state, index, phase)) if is_wrong else whole_sum(state, index, phase)
+        def bring_wrong(exchange, sums):
+            parts = list(bring(exchange, sums))
+            if always and self._step == get_step_count().steps:
+                parts[device] = flip(parts[device])
+            return parts
 
         monkeypatch.setattr(SingleReplicas, "_take_contribution", take)
-        monkeypatch.setattr(DeviceState, "take_sum", take_sum)
+        monkeypatch.setattr(LeadExchange, "_bring_to_lead", bring_wrong)
 
 
 @pytest.fixture(scope="module")

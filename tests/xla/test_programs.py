@@ -15,7 +15,6 @@ from keras import layers
 
 import unisono as un
 from sizes import slow
-from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.xla.programs import DeviceProgram
 
 
@@ -49,12 +48,12 @@ def test_two_ragged_epochs_compile_once_for_each_number_of_rows(compiled, device
     compiled.clear()
     model.fit(x, y, batch_size=12, epochs=2, verbose=0)
     assert compiled["train"] == 3
-    assert compiled["add"] <= 1  # none where JAX has this very sum from the model before
+    assert compiled["add"] <= 2  # of all devices, and of those that have rows of the last batch
     compiled.clear()
     model.fit(x, y, batch_size=12, epochs=2, verbose=0)
     model.evaluate(x, y, batch_size=12, verbose=0)
     assert (compiled["train"], compiled["evaluate"]) == (0, 3)
-    assert compiled["add"] <= 1
+    assert compiled["add"] <= 2
 
 
 def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
@@ -65,25 +64,6 @@ def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
     assert sum(compiled.values()) == 1
     assert [r.devices() for r in results] == [{d} for d in jax.devices()]
     assert len({np.asarray(r).tobytes() for r in results}) == 1
-
-
-@pytest.mark.parametrize("phases", [1, 2])
-def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, phases):
-    """The lead's program takes the weights along: who waits for them then waits until it has run, and devices take turns."""
-    ready, call = [], ProgramCalls.__call__
-
-    def watched(self, index, *args):
-        ready.append(set(self._device_state.current))
-        return call(self, index, *args)
-
-    monkeypatch.setattr(ProgramCalls, "__call__", watched)
-    with un.MirroredStrategy(devices=3, replicas=3).scope():
-        model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
-    model.compile("sgd", "mse" if phases == 1 else lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)))
-    model.fit(rng.random((12, 4)), rng.random((12, 2)), 6, verbose=0, shuffle=False)
-    calls = 3 * phases + 1  # three devices run each phase, the lead ends the step
-    assert len(ready) == 2 * calls
-    assert all(devices == {0, 1, 2} for devices in ready)
 
 
 def test_a_key_is_a_shape():

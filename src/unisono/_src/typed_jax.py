@@ -68,7 +68,7 @@ class Settings(Protocol):
 all_gather: Callable[..., Array] = lax.all_gather
 all_to_all: Callable[..., Array] = lax.all_to_all
 block_until_ready: Identity = jax.block_until_ready
-device_put: Callable[[PyTree, jax.Device | None], PyTree] = jax.device_put
+device_put: Callable[[PyTree, jax.Device | Sharding | None], PyTree] = jax.device_put
 take_index: Callable[..., Array] = lax.dynamic_index_in_dim
 update_index: Callable[..., Array] = lax.dynamic_update_index_in_dim
 eval_shape: Callable[..., PyTree] = jax.eval_shape

@@ -15,11 +15,14 @@ from jax.experimental import sparse
 
 from unisono._src.data.row_counts import are_uneven, check_row_counts
 from unisono._src.data.row_digests import RowDigests
+from unisono._src.device_mesh import DeviceMesh
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.placement import split_evenly
-from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
 from unisono._src.whole_batch import WholeBatch, unwrap_batch
+
+Blocks: TypeAlias = tuple[range, ...]
+"""The rows of each device."""
 
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
@@ -48,7 +51,7 @@ class BatchArray:
     chosen: np.ndarray | None = None
     """The indices of the rows in the source, in order; None stands for all rows."""
     row_digests: RowDigests = dataclasses.field(default_factory=RowDigests, init=False, repr=False)
-    _sent: dict[tuple[jax.Device, range, Shape], Array] = dataclasses.field(default_factory=lambda: {}, init=False, repr=False)
+    _sent: dict[tuple[DeviceMesh, Blocks, Shape], Array] = dataclasses.field(default_factory=lambda: {}, init=False, repr=False)
 
     @functools.cached_property
     def array(self) -> np.ndarray:
@@ -68,14 +71,14 @@ class BatchArray:
         """Return the dtype on the devices: in the machine's order of bytes, and without 64-bit types unless JAX was told to keep them."""
         return jax.dtypes.canonicalize_dtype(self.source.dtype.newbyteorder("="))
 
-    def on(self, device: jax.Device, rows: range, shape: Shape) -> Array:
-        """Send some rows to a device, once, and return them in an array whose first axes, for the rows, have this shape.
+    def on(self, mesh: DeviceMesh, rows: Blocks, shape: Shape) -> Array:
+        """Send each device its rows, once, and return them as one array over the devices; each has one whose first axes have this shape.
 
-        The array may be larger than the rows; what lies behind them must not be read.
+        It may be larger than the rows; what lies behind them must not be read.
         """
-        key = device, rows, shape
+        key = mesh, rows, shape
         if key not in self._sent:
-            self._sent[key] = device_put(fill_buffer([self], rows, shape, device), device)
+            self._sent[key] = send_blocks([self], rows, shape, mesh)
         return self._sent[key]
 
     def put(self, rows: range, target: np.ndarray) -> None:
@@ -208,13 +211,17 @@ def count_shard_rows(batch: GlobalBatch, replicas: int) -> Sequence[int]:
     return batch.sizes or [len(rows) for rows in split_evenly(batch.rows, replicas)]
 
 
-def send_rows(batches: Sequence[GlobalBatch], rows: range, shape: Shape, device: jax.Device) -> PyTree:
-    """Send these rows of each batch to a device, in the order of the batches; return a tree of arrays as `Rows.on` makes them."""
+def send_rows(batches: Sequence[GlobalBatch], rows: Blocks, shape: Shape, mesh: DeviceMesh) -> PyTree:
+    """Send these rows of each batch to the devices, in the order of the batches; return a tree of arrays as `BatchArray.on` makes them."""
     first = batches[0]
     if len(batches) == 1:
-        return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
-    buffers = [fill_buffer(leaves, rows, shape, device) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
-    return jax.tree.unflatten(first.structure, device_put(buffers, device))
+        return jax.tree.unflatten(first.structure, [leaf.on(mesh, rows, shape) for leaf in first.leaves])
+    leaves = zip(*(batch.leaves for batch in batches), strict=True)
+    return jax.tree.unflatten(first.structure, [send_blocks(of_steps, rows, shape, mesh) for of_steps in leaves])
+
+
+def send_blocks(batches: Sequence[BatchArray], rows: Blocks, shape: Shape, mesh: DeviceMesh) -> Array:
+    return mesh.put_blocks([fill_buffer(batches, block, shape, mesh.lead) for block in rows])
 
 
 def fill_buffer(batches: Sequence[BatchArray], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:

@@ -16,6 +16,7 @@ from unisono._src.data.global_batch import Position, as_global_batch, is_batch_a
 from unisono._src.data.resume import NumberedBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.data.small_batches import SmallBatches
+from unisono._src.device_mesh import get_mesh
 from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.hidden_frames import PUBLIC_CALL
@@ -37,6 +38,7 @@ class DistributedDataset:
     def __init__(self, source: BatchSource, placement: Placement) -> None:
         self.source = source
         self.placement = placement
+        self._mesh = get_mesh(placement.devices)
         self.progress = SourceProgress()
         self.listeners: list[Callable[[], None]] = []
         """Functions that are called between two batches."""
@@ -126,10 +128,10 @@ class DistributedDataset:
     def send_shards(self, shards: list[Shards]) -> None:
         """Send the shards to the devices, before a step asks for them."""
         batch = as_global_batch(shards, is_cut=self.placement.replicas > 1)
-        for part in self._plans(batch.rows, batch.sizes).parts:
-            for run in part.runs:
+        for layer in self._plans(batch.rows, batch.sizes).layers:
+            for round_ in layer.rounds:
                 for array in batch.leaves:  # in the form in which a step asks for them
-                    array.on(self.placement.devices[part.device], run.rows, (self.placement.replicas, run.size))
+                    array.on(self._mesh, round_.rows, (self.placement.replicas, round_.size))
 
 
 class DistributedIterator:

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._src.data.global_batch import BatchArray, Position, as_global_batch, count_shard_rows
+from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.trace_recorder import get_current_code
-from unisono._src.step.plan import ReplicaRun
+from unisono._src.step.plan import ReplicaRun, Runs
 from unisono._src.step.run_outputs import DescribeOutputs, RunOutput
 from unisono._src.typing import Array, PyTree
 
@@ -126,12 +127,24 @@ class PerReplica(NotOneArray):
         """Return the shape of the value of a replica with `size` rows."""
         return self.describe(size)[self.index]
 
-    def on(self, device: int, run: ReplicaRun) -> jax.Array:
-        """Return the values of the replicas of one run, stacked in their order."""
+    def on(self, runs: Runs) -> Array:
+        """Return the values of the replicas of one call, stacked in their order, over the devices."""
+        mesh = get_mesh(self.placement.devices)
         for output in self.outputs:
-            if (output.device, output.run) == (device, run):
+            if (output.mesh, output.runs) == (mesh, runs):
                 return output.arrays[self.index]
-        raise self.make_rows_error()
+        return mesh.put_blocks([self._stack_run(run, next(run.size for run in runs if run is not None)) for run in runs])
+
+    def _stack_run(self, run: ReplicaRun | None, size: int) -> np.ndarray:
+        """Return the values of the replicas of one run, which were computed in other calls, with room for all replicas."""
+        replicas = range(0) if run is None else range(run.first, run.first + run.count)
+        own = self.own
+        if not own.keys() >= set(replicas) or any(self._sizes[replica] != size for replica in replicas):
+            raise self.make_rows_error()
+        stacked = np.zeros((self.placement.replicas, *self._shapes[size].shape), self.dtype)
+        for number, replica in enumerate(replicas):
+            stacked[number] = own[replica]
+        return stacked
 
     def make_rows_error(self) -> ValueError:
         """Return the error about a batch of other rows than those that the values were made of."""
@@ -140,12 +153,12 @@ class PerReplica(NotOneArray):
     @property
     def present(self) -> Mapping[int, Array]:
         """Return the values of the replicas that had rows, each on its device; on the lead device, where several processes run them."""
-        here = {
-            output.run.first + number: output.arrays[self.index][number]
-            for output in self.outputs
-            for number in range(output.run.count)
-        }
-        return here if self.placement.processes is None else self._gather_all(here)
+        return self.own if self.placement.processes is None else self._gather_all(self.own)
+
+    @property
+    def own(self) -> dict[int, Array]:
+        """Return the values of the replicas of this process that had rows, each on its device."""
+        return {replica: value for output in self.outputs for replica, value in output.list_values(self.index).items()}
 
     @property
     def count(self) -> int:

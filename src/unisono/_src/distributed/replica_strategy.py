@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import keras
 
 from unisono._src.checks import refusals
-from unisono._src.exchange import choose_exchange
+from unisono._src.exchange import LeadExchange, choose_exchange, choose_lead_exchange
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
@@ -56,10 +56,10 @@ class ReplicaStrategy(OwningStrategy):
         return choose_exchange(self.placement)
 
     @functools.cached_property
-    def on_lead(self) -> tuple[Placement, Exchange]:
+    def on_lead(self) -> tuple[Placement, LeadExchange]:
         """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
         placement = self.placement.on_lead()
-        return placement, choose_exchange(placement)
+        return placement, choose_lead_exchange(placement)
 
     @property
     def verification(self) -> Verification | None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from unisono._src.exchange.across_processes import ProcessExchange
 from unisono._src.exchange.collectives import CollectiveExchange
 from unisono._src.exchange.protocol import Exchange
-from unisono._src.exchange.transfers import TransferExchange
+from unisono._src.exchange.transfers import LeadExchange, TransferExchange
 from unisono._src.placement import Placement
 
-__all__ = ["CollectiveExchange", "Exchange", "ProcessExchange", "TransferExchange", "choose_exchange"]
+__all__ = [
+    "CollectiveExchange",
+    "Exchange",
+    "LeadExchange",
+    "ProcessExchange",
+    "TransferExchange",
+    "choose_exchange",
+    "choose_lead_exchange",
+]
 
 
 def choose_exchange(placement: Placement) -> Exchange:
-    """Return the exchange of a placement.
+    """Return the exchange of a placement: collectives between devices of a process that have links of their own, else sums on its lead."""
+    has_links = len(set(placement.devices)) > 1 and placement.lead.platform != "cpu"
+    return CollectiveExchange(placement) if has_links and placement.processes is None else choose_lead_exchange(placement)
 
-    Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes.
-    """
-    if placement.processes is not None:
-        return ProcessExchange(placement)
-    needs_no_links = len(set(placement.devices)) == 1 or all(device.platform == "cpu" for device in placement.devices)
-    return TransferExchange(placement) if needs_no_links else CollectiveExchange(placement)
+
+def choose_lead_exchange(placement: Placement) -> LeadExchange:
+    """Return the exchange of a placement that adds on the lead of each process."""
+    return TransferExchange(placement) if placement.processes is None else ProcessExchange(placement)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from unisono._src.exchange.collectives import find_device_data
+from unisono._src.exchange.collectives import find_own_data
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.typed_jax import block_until_ready, jit, pad
@@ -47,7 +47,7 @@ class RowGatherer:
             padded = block_until_ready(padded)
         with get_activity().report_waiting("for the rows of all"):
             everywhere = block_until_ready(self._gather([self._global(array) for array in padded]))
-        gathered = [find_device_data(array, self._lead) for array in everywhere]
+        gathered = [find_own_data(array) for array in everywhere]
         return [
             jnp.concatenate([array[process * length : process * length + count] for process, count in enumerate(process_counts)])
             for array, length, process_counts in zip(gathered, lengths, counts, strict=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
+from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
-from unisono._src.typing import PyTree
 
-AddFunction: TypeAlias = Callable[[jax.Device, PyTree, PyTree], PyTree]
-"""The compiled sum of two contributions on a device: the same machine code on all devices."""
-
-DeviceSums: TypeAlias = Mapping[range, PyTree | None]
-"""The finished sums of a device, by the spans of replicas that they add up. None stands for replicas without rows."""
+Node: TypeAlias = tuple[range, bool]
+"""A node of the reduction tree, by its leaves, and whether there are rows under it."""
 
 
 class Words(Protocol):
@@ -31,14 +28,25 @@ class Words(Protocol):
 
 
 class SumDescription(NamedTuple):
-    """A sum over several processes, as each of them describes it."""
+    """A sum over all replicas, as each process describes it."""
 
-    spans: tuple[tuple[tuple[range, bool], ...], ...]
-    """For each process, the spans of replicas whose sums it sends, and whether some of these replicas have rows."""
-    like: PyTree
+    leaves: int
+    """The number of leaves of the reduction tree."""
+    nodes: tuple[tuple[Node, ...], ...]
+    """The nodes whose sums each process sends."""
+    like: dict[str, jax.ShapeDtypeStruct]
     """A contribution, in shapes: a process may have no replica with rows."""
     words: Words
     """Whole numbers that each process sends along. The exchange does not understand them."""
+
+
+class FinishedSums(NamedTuple):
+    """Sums that the devices of a process have finished beside one another."""
+
+    nodes: tuple[Node | None, ...]
+    """The node of each device; None where a device has none."""
+    sums: PackedTree
+    """Over the devices, of which each has an array (place, element); its sum is at the first place."""
 
 
 class Exchange(Protocol):
@@ -46,23 +54,6 @@ class Exchange(Protocol):
 
     placement: Placement
 
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """Return the indices of the devices on which totals arrive, the lead's first.
-
-        A result that depends on a total is computed on each of them, and sent from the lead to the other devices.
-        """
-        ...
-
-    def total(
-        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
-    ) -> list[PyTree]:
-        """Return the sum over all replicas, once for each home of this process.
-
-        Args:
-            nodes: For each device the sums that it has finished: the cover of its block in the reduction tree. All values have one structure.
-            add: Adds two of them.
-            leaves: The number of leaves of the reduction tree.
-            description: Needed where several processes take part.
-        """
+    def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
+        """Return the sum over all replicas, on all devices of this process."""
         ...

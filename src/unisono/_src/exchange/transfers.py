@@ -1,39 +1,98 @@
-"""Sums by copies to the lead device: for CPU devices of one process, where collectives can starve each other."""
+"""Sums on the lead device: for CPU devices of one process, where collectives can starve each other."""
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
 
 from unisono._src import reduction_tree
-from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
+from unisono._src.device_mesh import get_mesh
+from unisono._src.exchange.protocol import FinishedSums, SumDescription
+from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
-from unisono._src.typed_jax import device_put
-from unisono._src.typing import PyTree
+from unisono._src.typed_jax import device_put, map_tree
+from unisono._src.xla.programs import DeviceProgram
 
 
-class TransferExchange:
-    """An exchange that copies every device's sums to the lead and adds them there, in the order of the reduction tree."""
-
-    homes = (0,)
+class LeadExchange(abc.ABC):
+    """An exchange that brings the sums of a process's devices to its lead, and the total from there to all of them."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        self._mesh = get_mesh(placement.devices)
+        self._take_first = DeviceProgram(take_first, cut=True)
+        self._make_adder = functools.cache(make_adder)
 
-    def total(
-        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
-    ) -> list[PyTree]:
-        return [self.sum_span(range(leaves), self.on_lead(nodes), add)]
+    def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
+        sums: dict[range, PackedTree | None] = {}
+        for layer in finished:
+            parts = self._bring_to_lead(layer.sums)
+            sums |= {
+                node[0]: part if node[1] else None for node, part in zip(layer.nodes, parts, strict=True) if node is not None
+            }
+        return self._spread(self.total_on_lead(sums, description))
 
-    def on_lead(self, nodes: Sequence[DeviceSums]) -> dict[range, PyTree | None]:
-        """Copy the sums of all devices to the lead."""
-        sums = dict(nodes[0])
-        away = [item for device_sums in nodes[1:] for item in device_sums.items()]
-        if away:
-            copies = device_put([value for _, value in away], self.placement.lead)
-            sums |= zip((span for span, _ in away), copies, strict=True)
-        return sums
+    @abc.abstractmethod
+    def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
+        """Return the sum over all replicas, on the lead, from sums of this process that lie there; None stands for replicas without rows."""
 
-    def sum_span(self, span: range, sums: DeviceSums, add: AddFunction) -> PyTree | None:
+    def _bring_to_lead(self, sums: PackedTree) -> Sequence[PackedTree]:
+        """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices."""
+        if self._mesh.lead.platform != "cpu":
+            shapes = tuple((name, array.shape) for name, array in sums.items())
+            sums = self._take_first(self._mesh, shapes, sums)
+        blocks = {name: self._mesh.list_blocks(array) for name, array in sums.items()}
+        parts = [{name: of_name[device] for name, of_name in blocks.items()} for device in range(self._mesh.size)]
+        if self._mesh.lead.platform != "cpu":
+            return device_put(parts, self._mesh.lead)
+        return [{name: np.asarray(block)[0] for name, block in part.items()} for part in parts]
+
+    def _spread(self, total: PackedTree) -> PackedTree:
+        """Send the total to all devices. CPU devices read that of the lead, where it lies."""
+        if self._mesh.size == 1:
+            return total
+        on_cpu = self._mesh.lead.platform == "cpu"
+        return self._mesh.put_everywhere(map_tree(np.asarray, total) if on_cpu else total)
+
+    def sum_span(self, span: range, sums: Mapping[range, PackedTree | None]) -> PackedTree | None:
         """Add sums that lie on the lead, over a span of replicas; return None where none of these replicas has rows."""
-        return reduction_tree.sum_tree(span, sums.__contains__, sums.__getitem__, functools.partial(add, self.placement.lead))
+        own = {node: value for node, value in sums.items() if span.start <= node.start and node.stop <= span.stop}
+        values = [value for value in own.values() if value is not None]
+        if len(values) < 2:
+            return values[0] if values else None
+        nodes = tuple((node, value is not None) for node, value in own.items())
+        shapes = tuple((name, array.shape, array.dtype) for name, array in values[0].items())
+        return self._make_adder(span, nodes)(self._mesh.lead, shapes, values)
+
+
+class TransferExchange(LeadExchange):
+    """The exchange of one process."""
+
+    def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
+        total = self.sum_span(range(description.leaves), sums)
+        assert total is not None  # some replica has rows
+        return total
+
+
+def make_adder(span: range, nodes: tuple[tuple[range, bool], ...]) -> DeviceProgram:
+    """Return the program that adds the sums of these nodes that have rows."""
+
+    def add(values: Sequence[PackedTree]) -> PackedTree | None:
+        rest = iter(values)
+        sums = {node: next(rest) if has_rows else None for node, has_rows in nodes}
+        return reduction_tree.sum_tree(span, sums.__contains__, sums.__getitem__, add_vectors)
+
+    return DeviceProgram(add)
+
+
+def add_vectors(left: PackedTree, right: PackedTree) -> PackedTree:
+    """Return the sum of two contributions. This is the only arithmetic between replicas."""
+    return map_tree(jnp.add, left, right)
+
+
+def take_first(sums: PackedTree) -> PackedTree:
+    return map_tree(lambda array: array[0], sums)

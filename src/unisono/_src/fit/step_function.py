@@ -127,15 +127,16 @@ class StepFunction:
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
             self._strategy.warn_of_slow_steps(f"The model {self._model.name!r} {how}")
         replicas = self._strategy.num_replicas_in_sync
-        where = self._strategy.on_lead if self._eager else (self._strategy.placement, self._strategy.exchange)
+        where = self._strategy.placement, self._strategy.exchange
         function = ModelStep(self._model, self._mode, replicas)
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
-            return PredictStep(function, *where, is_eager=self._eager)
+            step = EagerWholeStep(function, *self._strategy.on_lead) if self._eager else Step("predict", function, *where, 1)
+            return PredictStep(function, step, self._strategy.placement)
         self._labels = function.labels
         recorder = ProgramRecorder(self._mode, self._strategy, function.list_recorded) if self._mode == "train" else None
         if self._eager:
-            return EagerWholeStep(function, *where, recorder=recorder)
+            return EagerWholeStep(function, *self._strategy.on_lead, recorder=recorder)
         verification = self._strategy.verification if self._mode == "train" else None
         return Step(self._mode, function, *where, recorder=recorder, verification=verification)
 

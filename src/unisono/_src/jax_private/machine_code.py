@@ -1,27 +1,62 @@
-"""Machine code: where JAX keeps it, and how it is loaded on another device than the one that it was compiled for."""
+"""Machine code: where JAX keeps it, and how it is loaded on other devices than the one that it was compiled for."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax import core
 from jax._src import compiler
 from jax._src.lru_cache import LRUCache as LRUCache
 from jax.experimental import serialize_executable
+from jax.sharding import Sharding
+from jaxlib import xla_client
 
 
-def load_on_device(
-    code: bytes, in_tree: jax.tree_util.PyTreeDef, out_tree: jax.tree_util.PyTreeDef, device: jax.Device
+def load_on_devices(
+    code: bytes,
+    in_tree: jax.tree_util.PyTreeDef,
+    out_tree: jax.tree_util.PyTreeDef,
+    devices: Sequence[jax.Device],
+    shardings: tuple[Sequence[Sharding], Sequence[Sharding]] | None = None,
 ) -> jax.stages.Compiled:
-    """Load serialized machine code on a device. CPU executables carry their devices, hence new options."""
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
+    """Load serialized machine code of one device on devices, of which each call runs all.
+
+    `shardings` are those of the arguments and of the results over several devices, of which each is given its part. Executables of CPU
+    carry their devices, hence new options.
+    """
+    options = compiler.get_compile_options(
+        num_replicas=len(devices), num_partitions=1, device_assignment=np.array([[device] for device in devices])
+    )
+    lead = devices[0]
 
     class Unpickler(serialize_executable._JaxPjrtUnpickler):
         def persistent_load(self, pid: tuple[object, ...]) -> object:
             if pid[0] == "exec":
-                return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
-            return device if pid[0] == "device" else super().persistent_load(pid)
+                return self.backend.deserialize_executable(pid[1], xla_client.DeviceList(tuple(devices)), options)
+            return lead if pid[0] == "device" else super().persistent_load(pid)
 
-    unloaded, args_info, no_kwargs = Unpickler(io.BytesIO(code), device.client, [device]).load()
+    unloaded, args_info, no_kwargs = Unpickler(io.BytesIO(code), lead.client, [lead]).load()
+    if shardings is not None:
+        given, returned = shardings
+        unloaded = dataclasses.replace(
+            unloaded,
+            device_list=xla_client.DeviceList(tuple(devices)),
+            input_avals=list(map(describe_whole, unloaded.input_avals, given)),
+            input_shardings=list(given),
+            output_avals=list(map(describe_whole, unloaded.output_avals, returned)),
+            output_shardings=list(returned),
+            committed=True,
+            all_args_info=None,  # the shapes of one device
+        )
     return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)
+
+
+def describe_whole(part: core.ShapedArray, sharding: Sharding) -> core.ShapedArray:
+    """Return an array of which each device has such a part, in shapes."""
+    if sharding.is_fully_replicated:
+        return part
+    return part.update(shape=(len(sharding.device_set) * part.shape[0], *part.shape[1:]))

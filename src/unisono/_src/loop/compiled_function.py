@@ -14,10 +14,8 @@ from unisono._src.loop.function_compiler import CompiledStep, FunctionCompiler, 
 from unisono._src.loop.lent_state import LentState
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments
 from unisono._src.ownership import find_bond
-from unisono._src.placement import Placement
 from unisono._src.replica.function_outputs import OutputLeaf
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.step.run_outputs import RunOutput
 from unisono._src.typing import AnyArray, Outputs, UserFunction
 
 
@@ -55,8 +53,6 @@ class CompiledFunction:
                 is_whole = True
             finally:
                 self._state.lend(step.state, is_whole)
-        if self._eager:
-            outputs = [move_to_device(output, placement) for output in outputs]
         for shards in arguments.rows:
             shards.report_begun()
         if divisor_check is not None:
@@ -97,11 +93,6 @@ class CompiledFunction:
         settings of optimizers."""
         assert self._compiled is not None
         return self._captured.is_unchanged and self._update_settings == read_update_settings(self._compiled.code.variables)
-
-
-def move_to_device(output: RunOutput, placement: Placement) -> RunOutput:
-    """Return the output, moved from the first device, where replicas ran, to the device where another run looks for it."""
-    return output._replace(arrays=jax.device_put(output.arrays, placement.devices[output.device]))
 
 
 def read_update_settings(variables: UsedVariables) -> list[object]:

@@ -134,11 +134,6 @@ class PhasedStep:
         constants = {variable: jnp.asarray(value) for variable, value in self.analysis.twins.constants.items()}
         return constants | dict(zip(inputs, state, strict=True))
 
-    def list_read_before_end(self) -> set[core.Var]:
-        """Return the values that are read before the last phase has been run."""
-        equations = [planned.equation.whole for stage in self._everywhere[:-1] for planned in stage]
-        return {v for phase in self.phases for v in phase.reads} | {v for one in equations for v in list_variables(one.invars)}
-
     def describe(self, number: int, size: int) -> ShardResult:
         """Return what a shard of `size` rows hands on, in shapes; merged, gathered and left values are as `spread` returns them, in one list."""
         shapes = self._find_twins(size).shapes

@@ -8,32 +8,39 @@ import jax
 import numpy as np
 
 from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
+from unisono._src.device_mesh import get_mesh
 from unisono._src.placement import Placement
-from unisono._src.step.device_numbers import DeviceNumbers
-from unisono._src.step.plan import ReplicaRun
+from unisono._src.step.call_orders import CallOrders
+from unisono._src.step.plan import ReplicaRun, Runs
 from unisono._src.step.run_outputs import CarriedValue, describe_replica_batch
-from unisono._src.typed_jax import device_put
-from unisono._src.typing import AnyArray, Array, PyTree
+from unisono._src.typing import AnyArray, Array, PyTree, Shape
 
 CALL_BYTES = 2 * IN_PLACE_BYTES  # so that rows which are read in place are those of one step
 
+MOST_ORDERS = 4096
+"""How many orders are kept on the devices."""
+
 
 class CallInputs:
-    """The inputs of calls of the step program. One that runs no replica gets arrays of the same shapes, whose values are not read."""
+    """The inputs of calls of the step program. A device that runs no replica gets arrays of the same shapes, whose values are not read."""
 
     def __init__(self, placement: Placement, most_steps: int) -> None:
         """A call may take `most_steps`, and has room for the batches of all of them."""
-        self._placement = placement
+        self._mesh = get_mesh(placement.devices)
+        self._replicas = placement.replicas
         self._most_steps = most_steps
-        self._numbers = DeviceNumbers()
-        self._constants: dict[int, list[AnyArray]] = {}
+        self._orders: dict[Hashable, Array] = {}
+        """Orders of calls, on the devices: one transfer for each, not one a step."""
+        self._constants: list[AnyArray] = []
+        self._constants_on_mesh: list[AnyArray] | None = None
         self._carried: Sequence[CarriedValue] = ()
-        self._idle_batches: dict[tuple[int, Hashable], PyTree] = {}
-        """Batches for calls that run no replica, by device and kind of rows."""
+        self._idle_batches: dict[Hashable, PyTree] = {}
+        """Batches for calls that run no replica, by kind of rows."""
 
     def keep(self, constants: Sequence[AnyArray], carried: Sequence[CarriedValue]) -> None:
         """Take the constants of the steps that begin, and the values that are carried over into them."""
-        self._constants = {0: list(constants)}
+        self._constants = list(constants)
+        self._constants_on_mesh = None
         self._carried = carried
 
     @property
@@ -41,11 +48,17 @@ class CallInputs:
         """Return whether values are carried over from an earlier step."""
         return bool(self._carried)
 
-    def constants(self, index: int = 0) -> list[AnyArray]:
-        """Return the constants on a device."""
-        if index not in self._constants:
-            self._constants[index] = device_put(self._constants[0], self._placement.devices[index])
-        return self._constants[index]
+    @property
+    def constants(self) -> list[AnyArray]:
+        """Return the constants as they were given."""
+        return self._constants
+
+    def send_constants(self) -> list[AnyArray]:
+        """Return the constants on the devices."""
+        if self._constants_on_mesh is None:
+            is_there = self._mesh.size == 1 or not self._constants
+            self._constants_on_mesh = self._constants if is_there else list(self._mesh.put_everywhere(self._constants))
+        return self._constants_on_mesh
 
     def shapes(self, batch: GlobalBatch, rows: int) -> PyTree:
         """Return the input of a replica with this number of rows, in shapes."""
@@ -56,28 +69,39 @@ class CallInputs:
         carried = (value.shapes(rows) for value in self._carried)
         return rows, batch.signature, tuple((shape.shape, str(shape.dtype)) for shape in carried)
 
-    def count_steps(self, batch: GlobalBatch, run: ReplicaRun) -> int:
-        """Return how many steps one call may take: a function of the run's shapes, since the program has room for this number."""
-        bytes_of_step = run.size * self._placement.replicas * batch.row_bytes
+    def count_steps(self, batch: GlobalBatch, size: int) -> int:
+        """Return how many steps one call may take, with replicas of this size: a function of shapes, since the program has room for them."""
+        bytes_of_step = size * self._replicas * batch.row_bytes
         return max(1, min(self._most_steps, CALL_BYTES // max(1, bytes_of_step)))
 
-    def send_orders(self, index: int, orders: tuple[int, ...]) -> Array:
-        """Return the orders of a call on a device."""
-        return self._numbers.on(self._placement.devices[index], np.int32, orders)
+    def send_orders(self, orders: tuple[CallOrders, ...]) -> Array:
+        """Return the orders of a call, of each device, on the devices."""
+        if orders not in self._orders:
+            if len(self._orders) >= MOST_ORDERS:  # every batch has another size
+                self._orders.clear()
+            self._orders[orders] = self._mesh.put_blocks([np.array(each, np.int32) for each in orders])
+        return self._orders[orders]
 
-    def send_batches(self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun) -> PyTree:
-        """Return the rows of a run of replicas, and the values that are carried over, on their device."""
-        device = self._placement.devices[index]
-        shape = self.count_steps(group[0], run) * self._placement.replicas, run.size
-        if run.count:
-            rows = send_rows(group, run.rows, shape, device)
-            return (rows, [value.on(index, run) for value in self._carried]) if self._carried else rows
-        key = index, self.kind(group[0], run.size)
+    def describe_room(self, batch: GlobalBatch, size: int) -> Shape:
+        """Return the first axes of a device's rows in a call, for replicas of this size."""
+        return self.count_steps(batch, size) * self._replicas, size
+
+    def send_batches(self, group: Sequence[GlobalBatch], size: int, runs: Runs) -> PyTree:
+        """Return the rows of replicas, and the values that are carried over, on their devices."""
+        if not any(runs):
+            return self._send_nothing(group[0], size)
+        blocks = tuple(range(0) if run is None else run.rows for run in runs)
+        rows = send_rows(group, blocks, self.describe_room(group[0], size), self._mesh)
+        return (rows, [value.on(runs) for value in self._carried]) if self._carried else rows
+
+    def _send_nothing(self, batch: GlobalBatch, size: int) -> PyTree:
+        key = self.kind(batch, size)
         if key not in self._idle_batches:
-            rows = send_rows(group[:1], range(0), shape, device)
-            shapes = (value.shapes(run.size) for value in self._carried)
-            zeros = [np.zeros((self._placement.replicas, *shape.shape), shape.dtype) for shape in shapes]
-            self._idle_batches[key] = (rows, device_put(zeros, device)) if zeros else rows
+            rows = send_rows([batch], (range(0),) * self._mesh.size, self.describe_room(batch, size), self._mesh)
+            shapes = [value.shapes(size) for value in self._carried]
+            zeros = [np.zeros((self._replicas, *shape.shape), shape.dtype) for shape in shapes]
+            values = [self._mesh.put_blocks([block] * self._mesh.size) for block in zeros]
+            self._idle_batches[key] = (rows, values) if values else rows
         return self._idle_batches[key]
 
     def read_replica(self, batch: GlobalBatch, run: ReplicaRun) -> PyTree:
@@ -85,7 +109,7 @@ class CallInputs:
         rows = slice(run.rows.start, run.rows.stop)
         arrays = [np.asarray(leaf.array[rows], leaf.dtype) for leaf in batch.leaves]
         shard = jax.tree.unflatten(batch.structure, arrays)
-        return (shard, [value.on(0, run)[0] for value in self._carried]) if self._carried else shard
+        return (shard, [value.own[run.first] for value in self._carried]) if self._carried else shard
 
     def forget(self) -> None:
         """Drop what is kept on the devices from one call to the next."""

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from unisono._src.data.global_batch import GlobalBatch, send_rows
-from unisono._src.exchange.protocol import Exchange
+from unisono._src.device_mesh import get_mesh
+from unisono._src.exchange.transfers import LeadExchange
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.protocol import State
@@ -40,30 +41,31 @@ class StepInput(NamedTuple):
 
     def rows_of_replicas(self, lead: jax.Device) -> dict[int, PyTree]:
         """Return the batch of each replica: its rows, or (rows, values) where values of an earlier step are carried over."""
-        rows = {shard.replica: send_rows([self.batch], shard.rows, (len(shard.rows),), lead) for shard in self.batch_plan.shards}
+        mesh = get_mesh((lead,))
+        rows = {
+            shard.replica: send_rows([self.batch], (shard.rows,), (len(shard.rows),), mesh) for shard in self.batch_plan.shards
+        }
         if not self.carried:
             return rows
-        for part in self.batch_plan.parts:
-            for run in part.runs:
-                values = device_put([value.on(part.device, run) for value in self.carried], lead)
-                for number in range(run.count):
-                    replica = run.first + number
-                    rows[replica] = rows[replica], [value[number] for value in values]
-        return rows
+        values: list[dict[int, Array]] = device_put([dict(value.own) for value in self.carried], lead)
+        for value, given in zip(self.carried, values, strict=True):
+            if given.keys() != rows.keys():
+                raise value.make_rows_error()
+        return {replica: (batch, [given[replica] for given in values]) for replica, batch in rows.items()}
 
 
 class EagerStep:
     """A step with the interface of `Step`, whose function is called with arrays."""
 
     def __init__(
-        self, function: UserStep, placement: Placement, exchange: Exchange, recorder: StepRecorder | None = None
+        self, function: UserStep, placement: Placement, exchange: LeadExchange, recorder: StepRecorder | None = None
     ) -> None:
         """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
         self._recorder = recorder
         self._function = function
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
-        self._sum = ReplicaSum(placement, exchange)
+        self._sum = ReplicaSum(exchange)
         self._outputs: dict[int, Sequence[jax.ShapeDtypeStruct]] = {}
         """The outputs of replicas of the last step, in shapes, by their rows."""
         self.state: State = ()
@@ -104,16 +106,16 @@ class EagerStep:
             summed[shard.replica], outputs[shard.replica] = self._function.list_summed(self.state, run), run.outputs
             self._outputs[len(shard.rows)] = eval_shape(list, run.outputs)
         like = eval_shape(lambda: self._function.list_summed(self.state, whole))
-        totals = self._sum(summed, step_input.batch_plan, like, step_input.batch)[0]
+        totals = self._sum(summed, step_input.batch_plan, like, step_input.batch)
         new, logs = self._function.finish(self.state, whole, totals)
         self.state = keep_dtypes(new, self.state)
         get_activity().report_next_step()
-        return logs, stack_outputs(step_input.batch_plan, outputs, self._placement.replicas)
+        return logs, stack_outputs(step_input.batch_plan, outputs, self._placement)
 
     def _run_whole(self, step_input: StepInput) -> CodeRun:
         """Run the code on all rows."""
         lead, rows = self._placement.lead, step_input.batch.rows
-        batch: PyTree = send_rows([step_input.batch], range(rows), (rows,), lead)
+        batch: PyTree = send_rows([step_input.batch], (range(rows),), (rows,), get_mesh((lead,)))
         if step_input.carried:
             batch = batch, [join_replicas(value, step_input.batch_plan, lead) for value in step_input.carried]
         return self._function.run(self.state, batch, step_input.constants, jnp.int32(0), jnp.float32(1), divide_by_own)
@@ -143,11 +145,14 @@ def describe_outputs(known: dict[int, Sequence[jax.ShapeDtypeStruct]], rows: int
     return [jax.ShapeDtypeStruct((rows, *s.shape[1:]) if s.shape[:1] == (size,) else s.shape, s.dtype) for s in shapes]
 
 
-def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], replicas: int) -> list[RunOutput]:
+def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], placement: Placement) -> list[RunOutput]:
     """Return the outputs of neighbouring replicas, stacked in arrays with room for all replicas, as compiled steps leave them."""
 
     def stack_run(run: ReplicaRun) -> ReplicaOutputs:
         run_outputs = [outputs[replica] for replica in range(run.first, run.first + run.count)]
-        return map_tree(lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (replicas - run.count)]), *run_outputs)
+        return map_tree(
+            lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (placement.replicas - run.count)]), *run_outputs
+        )
 
-    return [RunOutput(part.device, run, stack_run(run)) for part in batch_plan.parts for run in part.runs]
+    lead = get_mesh((placement.lead,))
+    return [RunOutput(lead, (run,), stack_run(run)) for part in batch_plan.parts for run in part.runs]

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from unisono._src.data.global_batch import GlobalBatch, send_rows
-from unisono._src.exchange.protocol import Exchange
+from unisono._src.device_mesh import get_mesh
+from unisono._src.exchange.transfers import LeadExchange
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.model_step import ModelStep
@@ -33,14 +34,14 @@ class EagerWholeStep:
     has_own_logs = True
 
     def __init__(
-        self, function: ModelStep, placement: Placement, exchange: Exchange, recorder: StepRecorder | None = None
+        self, function: ModelStep, placement: Placement, exchange: LeadExchange, recorder: StepRecorder | None = None
     ) -> None:
         """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
         self._function = function
         self._placement = placement
         self._recorder = recorder
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
-        self._words = ReplicaSum(placement, exchange) if placement.processes else None
+        self._words = ReplicaSum(exchange) if placement.processes else None
         """Sums of nothing, which carry the words of the processes."""
         self.state: State = ()
         """The newest state; empty before the first step."""
@@ -59,7 +60,7 @@ class EagerWholeStep:
         with jax.default_device(lead):
             for batch in batches:
                 self._compare_rows(batch)
-                rows = send_rows([batch], range(batch.rows), (batch.rows,), lead)
+                rows = send_rows([batch], (range(batch.rows),), (batch.rows,), get_mesh((lead,)))
                 new, logs = self._function(self.state, rows)
                 self.state = keep_dtypes(new, self.state)
                 get_activity().report_next_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -110,11 +110,6 @@ class PhasedCut:
             values |= zip(carried, made, strict=True)
         return values
 
-    def list_read(self) -> set[int]:
-        """Return the arrays of the state that are read before the end of the step, by their places among all arrays."""
-        read = self._phased.list_read_before_end()
-        return {place for place, variable in enumerate(self._phased.analysis.twins.inputs) if variable in read}
-
 
 class PhasedSteps:
     """The steps of one function."""
@@ -126,14 +121,12 @@ class PhasedSteps:
         self._has_one_replica = placement.replicas == 1
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
         self._traced: dict[Hashable, TracedStep] = {}
-        self._read: set[tuple[int, int]] | None = None
 
     def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
         """Return the step for a batch."""
         key = self._inputs.kind(batch, batch.rows), batch_plan.sizes
         if key not in self._cuts:
             self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
-            self._read = None
         return self._cuts[key]
 
     def _make_cut(self, batch: GlobalBatch, sizes: Sequence[int], state: State) -> WholeStep | PhasedCut:
@@ -191,7 +184,7 @@ class PhasedSteps:
     def _list_kinds(self, twins: Twins, batch: GlobalBatch, state: State) -> list[Kind]:
         """Return the kinds of the inputs: state, rows, values that replicas have left in an earlier step, constants."""
         before = len(jax.tree.leaves(state))
-        after = len(twins.inputs) - len(self._inputs.constants())
+        after = len(twins.inputs) - len(self._inputs.constants)
         carried = range(before + len(batch.leaves), after)
         rows: list[Kind] = [Rows(Layout(0))] * len(batch.leaves)
         own: list[Kind] = [Rows(Layout(0)) if twins.fits(twins.inputs[place], Layout(0)) else Local() for place in carried]
@@ -199,7 +192,7 @@ class PhasedSteps:
 
     def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepShapes:
         """Return the arguments of a step of this number of rows. None is weakly typed, as a variable may be before the first step."""
-        shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants()
+        shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants
         return StepShapes(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
@@ -217,20 +210,12 @@ class PhasedSteps:
         if self._inputs.has_carried:
             return [([None] * len(self._function.list_recorded()[0][1]), None)] * len(batches), []
         rows = jax.tree.unflatten(batch.structure, [np.asarray(leaf.array, leaf.dtype) for leaf in batch.leaves])
-        cut, constants = self.cut(batch, batch_plan, state), list(map(jnp.asarray, self._inputs.constants()))
+        cut, constants = self.cut(batch, batch_plan, state), list(map(jnp.asarray, self._inputs.constants))
         programs = [InspectedProgram(self._function, (state, rows, constants), rows, range(batch.counted_rows))]
         if isinstance(cut, WholeStep):
             end = cut.run_alone(Known(state, [], [], constants), rows)[0]
             return [(list(end.gradients), end.loss)], programs
         return cut.inspect(state, rows, constants, [shard.leaf for shard in batch_plan.shards]), programs
-
-    def list_read(self, state: State) -> Set[tuple[int, int]]:
-        """Return the arrays of the state that shards read, by group and place in it: those of all batches so far."""
-        if self._read is None:
-            places = set[int]().union(*(cut.list_read() for cut in self._cuts.values() if isinstance(cut, PhasedCut)))
-            flat = [(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))]
-            self._read = {each for number, each in enumerate(flat) if number in places}
-        return self._read
 
 
 def choose_traced(rows: int, sizes: Sequence[int]) -> int:

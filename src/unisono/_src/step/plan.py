@@ -6,8 +6,8 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from unisono._src import reduction_tree
 from unisono._src.placement import Placement, split_evenly
@@ -29,6 +29,10 @@ class ReplicaRun:
     """Their rows in the global batch."""
 
 
+Runs: TypeAlias = tuple[ReplicaRun | None, ...]
+"""For each device the replicas that one call runs there; None where it runs none."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Subtree:
     """A subtree of the reduction tree whose sum a device finishes by itself."""
@@ -39,6 +43,35 @@ class Subtree:
     """The leaves under the subtree."""
     runs: tuple[ReplicaRun, ...]
     """Empty where no replica under the subtree has rows."""
+
+
+class Round(NamedTuple):
+    """The replicas of one call: of one size, neighbours on each device."""
+
+    size: int
+    runs: Runs
+    is_last: tuple[bool, ...]
+    """For each device, whether the sum of its subtree is complete then."""
+
+    @property
+    def rows(self) -> tuple[range, ...]:
+        """Return the rows of each device."""
+        return tuple(range(0) if run is None else run.rows for run in self.runs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A subtree of each device, whose sums the devices finish beside one another."""
+
+    parts: tuple[Subtree | None, ...]
+    """None for a device that has fewer subtrees."""
+    rounds: tuple[Round, ...]
+    """The calls that run their replicas."""
+
+    @property
+    def nodes(self) -> tuple[tuple[range, bool] | None, ...]:
+        """Return the node of the reduction tree that each device finishes, and whether there are rows under it."""
+        return tuple(None if part is None else (part.span, bool(part.runs)) for part in self.parts)
 
 
 class Shard(NamedTuple):
@@ -58,6 +91,8 @@ class BatchPlan:
     """The number of replicas that have rows."""
     leaves: int
     """The number of leaves of the reduction tree."""
+    devices: int
+    """The number of devices of this process."""
     parts: tuple[Subtree, ...]
     """The subtrees of this process."""
     first: range
@@ -83,6 +118,19 @@ class BatchPlan:
             for part in self.parts
             for run in part.runs
             for number in range(run.count)
+        )
+
+    @functools.cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the subtrees of this process, by what its devices compute beside one another."""
+        return self.list_layers()
+
+    def list_layers(self, alone: int | None = None) -> tuple[Layer, ...]:
+        """Return the subtrees in layers. The replica `alone` is run in a call of its own."""
+        by_device = [[part for part in self.parts if part.device == device] for device in range(self.devices)]
+        return tuple(
+            Layer(parts, tuple(list_rounds([() if part is None else part.runs for part in parts], alone)))
+            for parts in itertools.zip_longest(*by_device)
         )
 
     @property
@@ -117,6 +165,24 @@ def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
     return pieces
 
 
+def list_rounds(runs_of_devices: Sequence[Sequence[ReplicaRun]], alone: int | None = None) -> Iterator[Round]:
+    """Yield the calls that run these replicas. Devices whose next replicas have one size are called together."""
+    waiting = [list(runs if alone is None else split_runs(runs, alone)) for runs in runs_of_devices]
+    while any(waiting):
+        lone = [runs[0] if runs and runs[0].first == alone else None for runs in waiting]
+        if any(lone):
+            chosen: Runs = tuple(lone)
+        else:
+            size = next(runs[0].size for runs in waiting if runs)
+            chosen = tuple(runs[0] if runs and runs[0].size == size else None for runs in waiting)
+        for runs, run in zip(waiting, chosen, strict=True):
+            if run is not None:
+                runs.pop(0)
+        size = next(run.size for run in chosen if run is not None)
+        is_last = tuple(run is not None and not left for run, left in zip(chosen, waiting, strict=True))
+        yield Round(size, chosen, is_last)
+
+
 def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> BatchPlan:
     """Return the plan of a global batch. `sizes` are the rows of each replica; None splits the rows evenly."""
     if sizes is None:
@@ -144,7 +210,15 @@ def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -
     )
     present_sizes = tuple(len(shards[replica]) for replica in present)
     return BatchPlan(
-        len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes, tuple(present)
+        len(present),
+        len(leaves),
+        len(placement.devices),
+        parts,
+        shards[present[0]],
+        present_sizes,
+        present_sizes[-1],
+        of_processes,
+        tuple(present),
     )
 
 

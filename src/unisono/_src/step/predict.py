@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.exchange.gather_rows import get_row_gatherer
-from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
 from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import State
@@ -28,11 +27,10 @@ class PredictStep:
 
     has_own_logs = True
 
-    def __init__(self, function: ModelStep, placement: Placement, exchange: Exchange, is_eager: bool = False) -> None:
+    def __init__(self, function: ModelStep, step: Step | EagerWholeStep, placement: Placement) -> None:
         self._function = function
         self._placement = placement
-        step = EagerWholeStep(function, placement, exchange) if is_eager else Step("predict", function, placement, exchange, 1)
-        self._step: Step | EagerWholeStep = step
+        self._step = step
         self._structures: dict[Hashable, jax.tree_util.PyTreeDef] = {}
         """The structures of the outputs, by the kinds of batches."""
         self._join_rows = functools.cache(make_row_joiner)
@@ -64,9 +62,10 @@ class PredictStep:
     def _collect_rows(self, batch: GlobalBatch, runs: list[RunOutput]) -> list[Array]:
         """Return the outputs of all rows of a batch, on the lead."""
         lead = self._placement.lead
-        arrays = device_put([list(run_output.arrays) for run_output in runs], lead)
+        parts = sorted((part for output in runs for part in output.list_runs()), key=lambda part: part[0].first)
+        arrays = device_put([blocks for _, blocks in parts], lead)
         shapes = tuple(tuple((array.shape, array.dtype) for array in run) for run in arrays)
-        counts = tuple(run_output.run.count for run_output in runs)
+        counts = tuple(run.count for run, _ in parts)
         own: list[Array] = self._join_rows(counts)(lead, shapes, arrays) if runs else []
         return own if self._rows_of_all is None else self._gather_rows(batch, own)
 

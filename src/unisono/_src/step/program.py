@@ -21,6 +21,7 @@ from unisono._src.packing import unpack_tree
 from unisono._src.phases.run import ShardPlace
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
+from unisono._src.step.call_orders import CallOrders, Whole
 from unisono._src.step.cut_step import Known, ShardWork, StepEnd
 from unisono._src.step.digest_stage import DigestStage
 from unisono._src.step.phased_steps import PhasedCut, WholeStep
@@ -38,33 +39,6 @@ from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla.rewrite import uses_kernels
 
 T = TypeVar("T")
-
-Whole: TypeAlias = int | Array
-"""A whole number; a tracer inside of the program."""
-
-
-class CallOrders(NamedTuple):
-    """The orders for one call; whole numbers."""
-
-    steps: Whole = 1
-    first: Whole = 0
-    """The first replica that is run."""
-    replicas: Whole = 0
-    """The number of replicas that are run."""
-    before: Whole = 0
-    """The number of replicas that were added to the same sum already."""
-    place: Whole = 0
-    """The place of the first replica among those that have rows."""
-    row: Whole = 0
-    """Its first row."""
-    phase: Whole = 0
-    """The first phase that is run."""
-    end: Whole = 0
-    """The first phase after it that is not run."""
-    summing: Whole = 0
-    """1 where the running sums are complete after these replicas."""
-    finishing: Whole = 0
-    """1 where the sums are those of all replicas, and end the step."""
 
 
 class StepBuffers(NamedTuple):

@@ -10,24 +10,29 @@ from jax.stages import Compiled
 
 from unisono._src import packing
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.device_mesh import get_mesh
 from unisono._src.placement import Placement
 from unisono._src.program_digest import digest_program
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
+from unisono._src.step.call_orders import CallOrders
 from unisono._src.step.device_state import BufferLayout, DeviceState
 from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
-from unisono._src.step.plan import BatchPlan, ReplicaRun
-from unisono._src.step.program import CallOrders, CallResult, StepProgram, StepShapes
+from unisono._src.step.plan import BatchPlan, Runs
+from unisono._src.step.program import CallResult, StepBuffers, StepProgram, StepShapes
 from unisono._src.typing import Arguments, Array, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function, trace_as_rewritten
 
+CUT_RESULTS = StepBuffers(False, True, True), CallResult(False, True, False)  # pyright: ignore[reportArgumentType]
+"""The results of the step program that differ from device to device."""
+
 
 class ProgramCalls:
-    """Calls start from the state of their device, and leave the new state there."""
+    """Calls start from the device state, and leave the new one there. Each runs on all devices of the process."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class ProgramCalls:
         self._name = name
         self._cutter = cutter
         self._placement = placement
+        self._mesh = get_mesh(placement.devices)
         self._inputs = inputs
         self._device_state = device_state
         self._is_recorded = is_recorded
@@ -62,7 +68,7 @@ class ProgramCalls:
             note_traced = self._note_traced if self._placement.processes else None
             self._functions[cut] = function
             rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
-            self._programs[cut] = DeviceProgram(rewritten, donate=(0,))
+            self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
         return cut
 
@@ -100,42 +106,42 @@ class ProgramCalls:
             with jax.default_device(
                 determinism.choose_compile_device(lead)
             ):  # as the step program is traced, which takes this trace then
-                trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants(), self._inputs.shapes(batch, size))
+                trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants, self._inputs.shapes(batch, size))
         return self._shapes[key]
 
     def __call__(
-        self, index: int, group: Sequence[GlobalBatch], batch_plan: BatchPlan, run: ReplicaRun, orders: CallOrders
+        self, group: Sequence[GlobalBatch], batch_plan: BatchPlan, size: int, runs: Runs, orders: Sequence[CallOrders]
     ) -> CallResult:
-        """Call a program once on a device, for replicas of this size."""
-        program, args = self._prepare(index, group, batch_plan, run, orders)
+        """Call the program for replicas of a size: each device runs its own by its orders."""
+        program, args = self._prepare(group, batch_plan, size, runs, orders)
         with delay_interrupts():
-            self._device_state[index], done = program(*args)
+            self._device_state.work, done = program(*args)
         return done
 
-    def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan, end: ReplicaRun) -> int:
+    def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
-        cut = self._cutter.cut(batch, batch_plan, self._device_state.lead_state)
-        key = cut, self._inputs.kind(batch, end.size)
+        cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
+        key = cut, self._inputs.kind(batch, batch_plan.size_at_end)
         if key not in self._digests:
-            self._prepare(0, [batch], batch_plan, end, CallOrders())
+            nothing = (None,) * self._mesh.size
+            self._prepare([batch], batch_plan, batch_plan.size_at_end, nothing, [CallOrders()] * self._mesh.size)
         return self._digests[key]
 
     def _prepare(
-        self, index: int, group: Sequence[GlobalBatch], batch_plan: BatchPlan, run: ReplicaRun, orders: CallOrders
+        self, group: Sequence[GlobalBatch], batch_plan: BatchPlan, size: int, runs: Runs, orders: Sequence[CallOrders]
     ) -> tuple[Compiled, Arguments]:
-        """Return a program that is loaded on a device, and its arguments."""
-        batch, state = group[0], self._device_state.lead_state
+        """Return the program, loaded on the devices, and its arguments."""
+        batch = group[0]
         args = (
-            self._device_state.on(index),
-            self._inputs.send_orders(index, tuple(map(int, orders))),
-            self._inputs.constants(index),
-            self._inputs.send_batches(index, group, run),
+            self._device_state.work,
+            self._inputs.send_orders(tuple(orders)),
+            self._inputs.send_constants(),
+            self._inputs.send_batches(group, size, runs),
         )
-        kind = self._inputs.kind(batch, run.size)
-        cut = self._cutter.cut(batch, batch_plan, state)
+        kind = self._inputs.kind(batch, size)
+        cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
         self._traced = cut, kind
-        program = self._programs[cut].find_or_load(self._placement.devices[index], kind, *args)
-        return program, args
+        return self._programs[cut].find_or_load(self._mesh, kind, *args), args
 
     def _note_traced(self, program: ClosedJaxpr) -> None:
         self._digests[self._traced] = digest_program(program)

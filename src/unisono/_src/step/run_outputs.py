@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import jax
 
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.step.plan import ReplicaRun
+from unisono._src.device_mesh import DeviceMesh
+from unisono._src.step.plan import ReplicaRun, Runs
 from unisono._src.typing import Array, PyTree
 
 DescribeOutputs: TypeAlias = Callable[[int], Sequence[jax.ShapeDtypeStruct]]
@@ -20,12 +21,22 @@ ReplicaOutputs: TypeAlias = Sequence[Array]
 
 
 class RunOutput(NamedTuple):
-    """The outputs of a run of replicas, on their device."""
+    """The outputs of the replicas of one call, on their devices."""
 
-    device: int
-    run: ReplicaRun
+    mesh: DeviceMesh
+    runs: Runs
+    """The run of each device; None for one that ran no replica."""
     arrays: ReplicaOutputs
-    """One array for each output, with a first axis of replicas; there may be room for more replicas than ran."""
+    """One array for each output, over the devices, of which each has a first axis of replicas, with room for more than it ran."""
+
+    def list_runs(self) -> list[tuple[ReplicaRun, list[Array]]]:
+        """Return the run of each device that ran replicas, with its part of the arrays, on the device."""
+        blocks = list(map(self.mesh.list_blocks, self.arrays))
+        return [(run, [block[device] for block in blocks]) for device, run in enumerate(self.runs) if run is not None]
+
+    def list_values(self, index: int) -> dict[int, Array]:
+        """Return an output of each replica, on its device."""
+        return {run.first + number: arrays[index][number] for run, arrays in self.list_runs() for number in range(run.count)}
 
 
 class CarriedValue(Protocol):
@@ -36,12 +47,21 @@ class CarriedValue(Protocol):
         ...
 
     @property
+    def own(self) -> Mapping[int, Array]:
+        """Return the values of the replicas of this process that had rows, by the replicas' numbers."""
+        ...
+
+    @property
     def present(self) -> Mapping[int, Array]:
         """Return the values of the replicas of all processes that had rows, by the replicas' numbers."""
         ...
 
-    def on(self, device: int, run: ReplicaRun) -> Array:
-        """Return the values of a run of replicas, stacked."""
+    def on(self, runs: Runs) -> Array:
+        """Return the values of the replicas of one call, stacked, over the devices."""
+        ...
+
+    def make_rows_error(self) -> ValueError:
+        """Return the error about a batch of other rows than those that the values were made of."""
         ...
 
 

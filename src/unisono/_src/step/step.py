@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from unisono._src.data.global_batch import GlobalBatch, want_row_digests
-from unisono._src.exchange.protocol import Exchange
+from unisono._src.device_mesh import get_mesh
+from unisono._src.exchange.protocol import Exchange, FinishedSums
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.protocol import State
 from unisono._src.step.call_inputs import CallInputs
+from unisono._src.step.call_orders import CallOrders
 from unisono._src.step.device_state import DeviceState
 from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
-from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
-from unisono._src.step.program import CallOrders, CallResult
+from unisono._src.step.plan import BatchPlan, Layer, ReplicaRun, Round, Runs, plan_batch
+from unisono._src.step.program import CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
@@ -25,7 +27,7 @@ from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
-from unisono._src.step.totals import DeviceTotal
+from unisono._src.step.totals import describe_sum
 from unisono._src.step.traced_step import StepFunction
 from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step.verified_step import VerifiedStep
@@ -55,8 +57,8 @@ class CallOutcome(NamedTuple):
 class Step:
     """Steps of a placement's replicas, whatever they compute.
 
-    One device that runs all replicas, of equal size, takes several steps in one call. Otherwise devices run their subtrees and
-    send the sums, and the homes of the exchange finish the step.
+    One device that runs all replicas, of equal size, takes several steps in one call. Otherwise a call runs replicas of a phase on all
+    devices, the exchange adds up, and a last call ends the step on each device.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class Step:
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._inputs = CallInputs(placement, most_steps)
         self._cutter = PhasedSteps(function, self._inputs, placement)
-        self._device_state = DeviceState(self._cutter.list_read, placement, exchange.homes)
-        self._total = DeviceTotal(exchange)
+        self._mesh = get_mesh(placement.devices)
+        self._no_runs: Runs = (None,) * self._mesh.size
+        self._device_state = DeviceState(placement)
+        self._exchange = exchange
         self._has_state = False
         self._single_replicas = SingleReplicas(placement, self._device_state)
         self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
@@ -161,7 +165,7 @@ class Step:
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
         """Return what describes the outputs of a replica of the last step, which was of this batch, by the number of its rows."""
-        return self._cutter.cut(batch, self._plan_of(batch), self._device_state.lead_state).describe_outputs
+        return self._cutter.cut(batch, self._plan_of(batch), self._device_state.shapes).describe_outputs
 
     @property
     def has_own_logs(self) -> bool:
@@ -183,30 +187,24 @@ class Step:
         for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.sizes, batch.signature)):
             same = list(same)
             whole = self._plan_of(same[0]).whole
-            most = self._inputs.count_steps(same[0], whole) if whole else 1
+            most = self._inputs.count_steps(same[0], whole.size) if whole else 1
             for start in range(0, len(same), most):
                 yield same[start : start + most]
 
     def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> CallOutcome:
-        """Run whole steps in one call, on the lead."""
+        """Run whole steps in one call, on one device."""
         batch_plan = self._plan_of(group[0])
-        cut = self._call.cut(group[0], batch_plan, self._device_state.lead_state)
+        cut = self._call.cut(group[0], batch_plan, self._device_state.shapes)
         orders = CallOrders(len(group), run.first, run.count, end=cut.phases, summing=1, finishing=1)
-        done = self._call(0, group, batch_plan, run, orders)
-        return CallOutcome(done.logs, [RunOutput(0, run, done.outputs)], done.digests)
+        done = self._call(group, batch_plan, run.size, (run,), [orders])
+        return CallOutcome(done.logs, [RunOutput(self._mesh, (run,), done.outputs)], done.digests)
 
     def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
-        """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
+        """Run one step: for each phase the replicas and the exchange, then the end of the step on every device."""
         batch_plan = self._plan_of(batch)
-        cut = self._call.cut(batch, batch_plan, self._device_state.lead_state)
-        for part in batch_plan.parts:
-            if (
-                part.runs
-            ):  # the state is sent before the lead runs: its call gets the memory, and leaves the new state when it ends
-                self._device_state.on(part.device)
-        end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
+        cut = self._call.cut(batch, batch_plan, self._device_state.shapes)
         if self._placement.processes:
-            self._start.receive_program(self._call.digest_finishing(batch, batch_plan, end))
+            self._start.receive_program(self._call.digest_finishing(batch, batch_plan))
         fault = None
         outputs: list[RunOutput] = []
         verified_phase = None if verified is None else self._choose_phase(verified, cut)
@@ -214,62 +212,65 @@ class Step:
             sum_once = functools.partial(self._sum_parts, batch_plan, batch, phase)
             if verified is not None and phase == verified_phase:
                 step = self._open_verified(verified, batch_plan, batch, phase)
-                (totals, outputs), fault = step.sum_rounds(functools.partial(sum_once, verified=step))
+                (total, outputs), fault = step.sum_rounds(functools.partial(sum_once, verified=step))
             else:
-                totals, outputs = sum_once()
-            self._put_totals(batch_plan, phase, totals, is_last=phase == cut.phases - 1)
+                total, outputs = sum_once()
+            if total is not None:
+                self._device_state.put_total(phase, total)
         if self._verification is not None:
             self._verification.check_processes()
-        results: dict[int, CallResult] = {}
-        for home in self._total.homes:
-            results[home] = self._call(home, [batch], batch_plan, end, CallOrders(finishing=1))
-        self._device_state.note_finished(self._total.homes)
+        done = self._call([batch], batch_plan, batch_plan.size_at_end, self._no_runs, [CallOrders(finishing=1)] * self._mesh.size)
         self._start.note_finished()
         get_activity().report_next_step()
-        return CallOutcome(results[0].logs, outputs, results[0].digests, fault)
+        return CallOutcome(done.logs, outputs, done.digests, fault)
 
     def _choose_phase(self, verified: VerifiedReplica, cut: PhasedCut | WholeStep) -> int:
         """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
         assert self._verification is not None
         return self._verification.count_turns(verified.step) // self._placement.replicas % cut.phases
 
-    def _put_totals(self, batch_plan: BatchPlan, phase: int, totals: dict[int, PackedTree], is_last: bool) -> None:
-        """Put the total of a phase where it is read: of the last one on the homes, of others on all devices that have replicas."""
-        readers: set[int] = set() if is_last else {part.device for part in batch_plan.parts if part.runs}
-        for index in sorted(readers | set(totals)):
-            self._device_state.put_total(index, phase, totals[index] if index in totals else totals[0])
-
     def _sum_parts(
         self, batch_plan: BatchPlan, batch: GlobalBatch, phase: int, verified: VerifiedStep | None = None
-    ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
-        """Run the replicas of a phase: return the total for each home, and the replicas' outputs."""
-        nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
+    ) -> tuple[PackedTree | None, list[RunOutput]]:
+        """Run the replicas of a phase: return their total, and their outputs. The total is None where one device has it in place."""
+        finished: list[FinishedSums] = []
         outputs: list[RunOutput] = []
-        for part in batch_plan.parts:
-            runs = part.runs if verified is None else split_runs(part.runs, verified.replica)
-            for run in runs:
-                if verified is not None and run.first == verified.replica:
-                    done = verified.run_replica(run, is_last=run is runs[-1])
+        layers = batch_plan.layers if verified is None else batch_plan.list_layers(alone=verified.replica)
+        for layer in layers:
+            for round_ in layer.rounds:
+                if verified is not None and verified.runs(round_):
+                    done = verified.run_replica(round_)
                 else:
-                    orders = self._order_run(batch_plan, part, run, phase)._replace(summing=int(run is runs[-1]))
-                    done = self._call(part.device, [batch], batch_plan, run, orders)
-                outputs.append(RunOutput(part.device, run, done.outputs))
-            nodes[part.device][part.span] = self._device_state.take_sum(part.device, phase) if part.runs else None
+                    orders = self._order_round(layer, round_, phase)
+                    done = self._call([batch], batch_plan, round_.size, round_.runs, orders)
+                outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
+            is_last = layer is layers[-1]
+            sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
+            finished.append(FinishedSums(layer.nodes, sums))
+        if self._mesh.size == 1 and self._placement.processes is None:
+            return None, outputs
         attempt = None if self._verification is None else self._verification.words
-        totals = self._total(nodes, batch_plan, self._device_state.sum_shapes(phase), batch, self._start.digests, attempt)
-        return totals, outputs
+        like = self._device_state.describe_sums(phase)
+        description = describe_sum(batch_plan, like, batch, self._start.digests, attempt)
+        return self._exchange.total(finished, description), outputs
 
-    def _order_run(self, batch_plan: BatchPlan, part: Subtree, run: ReplicaRun, phase: int) -> CallOrders:
-        """Return the orders to run replicas of a subtree in a phase."""
-        return CallOrders(
-            first=run.first,
-            replicas=run.count,
-            before=run.before,
-            place=part.span.start + run.before,
-            row=run.rows.start,
-            phase=phase,
-            end=phase + 1,
-        )
+    def _order_round(self, layer: Layer, round_: Round, phase: int) -> list[CallOrders]:
+        """Return the orders of each device to run its replicas in a phase."""
+        return [
+            CallOrders()
+            if part is None or run is None
+            else CallOrders(
+                first=run.first,
+                replicas=run.count,
+                before=run.before,
+                place=part.span.start + run.before,
+                row=run.rows.start,
+                phase=phase,
+                end=phase + 1,
+                summing=int(is_last),
+            )
+            for part, run, is_last in zip(layer.parts, round_.runs, round_.is_last, strict=True)
+        ]
 
     def _open_verified(self, verified: VerifiedReplica, batch_plan: BatchPlan, batch: GlobalBatch, phase: int) -> VerifiedStep:
         """Return the step with what runs the replica that it verifies."""
@@ -286,6 +287,8 @@ class Step:
         )
 
         def call(index: int) -> CallResult:
-            return self._call(index, [batch], batch_plan, run, orders)
+            devices = range(self._mesh.size)
+            runs = tuple(run if device == index else None for device in devices)
+            return self._call([batch], batch_plan, run.size, runs, [orders if run else CallOrders() for run in runs])
 
         return VerifiedStep(self._verification, self._single_replicas, verified, phase, call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from unisono._src.step.plan import ReplicaRun
+from unisono._src.step.plan import Round
 from unisono._src.step.program import CallResult
 from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.verification import Attempt, DeviceFaultError, Verification, VerifiedReplica
@@ -38,12 +38,18 @@ class VerifiedStep(NamedTuple):
             if not self.verification.end_round(self.verified):
                 return sums, self.verification.find_fault(self.verified)
 
-    def run_replica(self, run: ReplicaRun, is_last: bool) -> CallResult:
-        """Run the replica in its own process, and add its contribution to the sums of its device, in the place that `run` says."""
+    def runs(self, round_: Round) -> bool:
+        """Return whether a call runs the replica that is verified."""
+        return any(run is not None and run.first == self.replica for run in round_.runs)
+
+    def run_replica(self, round_: Round) -> CallResult:
+        """Run the replica in its own process, and add its contribution to the sums of its device, in the place that the round says."""
         device = self.verified.device
+        run = round_.runs[device]
+        assert run is not None
         first, done = self._run_on(device)
         contribution = self.verification.judge(self.verified, first, self._compute_on)
-        self.replicas.add_contribution(device, self.phase, run, contribution, is_last)
+        self.replicas.add_contribution(device, self.phase, run, contribution, round_.is_last[device])
         return done
 
     def _compute_on(self, index: int) -> Attempt:

@@ -15,7 +15,7 @@ import pickle
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -24,11 +24,12 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
+from unisono._src.device_mesh import DeviceMesh, get_mesh
 from unisono._src.jax_private import tracing
-from unisono._src.jax_private.machine_code import load_on_device
+from unisono._src.jax_private.machine_code import load_on_devices
 from unisono._src.processes.activity import get_activity
 from unisono._src.typed_jax import settings
-from unisono._src.typing import Arguments, PyTree
+from unisono._src.typing import AnyArray, Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
@@ -44,68 +45,87 @@ Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTr
 
 
 class DeviceProgram:
-    """A compiled function: `program(device, key, *args)` runs `function(*args)` on `device`, with one compilation for each key.
+    """A compiled function: `program(place, key, *args)` runs it on a device, or on all of a mesh, with one compilation for each key.
 
-    A key stands for the shapes and dtypes of the arguments. The arguments are arrays on `device`, or host arrays. Programs are kept as long as
-    this object, however many keys it is called with: shapes that come back must not be compiled again.
+    A key stands for the shapes and dtypes of the arguments. The arguments are arrays there, or host arrays. A device of a mesh is given its
+    part of each array, and runs the machine code that a single device runs. Programs are kept as long as this object, however many keys it is
+    called with: shapes that come back must not be compiled again.
     """
 
-    def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = ()) -> None:
-        """Keep the function. `donate` holds the positions of the arguments whose memory is used again."""
+    def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = (), cut: PyTree = False) -> None:
+        """Keep the function. `donate` holds the positions of the arguments whose memory is used again.
+
+        `cut` tells, in the structure of the result or of its upper part, which arrays differ from device to device of a mesh.
+        """
         self._function = function
         self._donate = donate
+        self._cut = cut
         self._portable: dict[Hashable, PortableProgram] = {}
-        self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
+        self._loaded: dict[tuple[Hashable, jax.Device | DeviceMesh], jax.stages.Compiled] = {}
 
-    def __call__(self, device: jax.Device, key: Hashable, *args: PyTree) -> PyTree:
+    def __call__(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> PyTree:
         # Where the user has disabled it, functions of the user's run uncompiled, and our programs stay compiled.
         with jax.disable_jit(False) if tracing.is_jit_disabled() else contextlib.nullcontext():
-            return self.find_or_load(device, key, *args)(*args)
+            return self.find_or_load(place, key, *args)(*args)
 
-    def find_or_load(self, device: jax.Device, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
-        """Return the executable for the device and the key; it is compiled and loaded if it was not."""
-        loaded = self._loaded.get((key, device))
+    def find_or_load(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
+        """Return the executable for the place and the key; it is compiled and loaded if it was not."""
+        loaded = self._loaded.get((key, place))
         if loaded is None:
-            loaded = self._loaded[key, device] = self._load(device, key, args)
+            loaded = self._loaded[key, place] = self._load(place, key, args)
         return loaded
 
-    def _load(self, device: jax.Device, key: Hashable, args: Arguments) -> jax.stages.Compiled:
+    def _load(self, place: jax.Device | DeviceMesh, key: Hashable, args: Arguments) -> jax.stages.Compiled:
+        mesh = place if isinstance(place, DeviceMesh) else get_mesh((place,))
+        lead = mesh.lead
         if key not in self._portable:
             try:
-                self._portable[key] = find_or_compile(self._lower(determinism.choose_compile_device(device), args), device)
+                self._portable[key] = find_or_compile(self._lower(determinism.choose_compile_device(lead), mesh, args), lead)
             except FixedProgramError:
-                self._portable[key] = PortableProgram(compile_lowered(self._lower(device, args), device), device)
+                self._portable[key] = PortableProgram(compile_lowered(self._lower(lead, mesh, args), lead), lead)
         try:
-            return self._portable[key].load_on(device)
+            return self._portable[key].load_on(mesh, [mesh.is_cut(leaf) for leaf in jax.tree.leaves(args)], self._cut)
         except FixedProgramError as error:
             warnings.warn(
-                f"A program cannot be loaded on {device} as it was compiled, and is compiled again for it: its results there "
-                f"may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
+                f"A program cannot be loaded on {', '.join(map(str, mesh.devices))} as it was compiled, and is compiled again for it: its "
+                f"results there may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
                 f"model does this; to have the same bits for sure, run all replicas on one device: OneDeviceStrategy(replicas=R). "
                 f"({error})",
                 stacklevel=2,
             )
-            return compile_lowered(self._lower(device, args), device)
+            return compile_lowered(self._lower_fixed(mesh, args), lead)
 
-    def _lower(self, device: jax.Device, args: Arguments) -> jax.stages.Lowered:
-        """Return the program as JAX lowers it.
+    def _lower(self, device: jax.Device, mesh: DeviceMesh, args: Arguments) -> jax.stages.Lowered:
+        """Return the program of one device as JAX lowers it.
 
         Unused arguments stay in the program, because it is found again by its text: else two programs that use different arguments could have one
         text.
         """
         with jax.default_device(device):
-            return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*describe_arguments(args, device))
+            jitted = jax.jit(self._function, donate_argnums=self._donate, keep_unused=True)
+            return jitted.lower(*describe_arguments(args, device, mesh))
+
+    def _lower_fixed(self, mesh: DeviceMesh, args: Arguments) -> jax.stages.Lowered:
+        """Return the program of a mesh, for machine code that cannot be moved to it."""
+        if mesh.size == 1:
+            return self._lower(mesh.lead, mesh, args)
+        function = mesh.map_blocks(self._function, jax.tree.map(mesh.is_cut, args), self._cut)
+        return jax.jit(function, donate_argnums=self._donate, keep_unused=True).lower(*args)
 
 
-def describe_arguments(args: Arguments, device: jax.Device) -> Arguments:
-    """Return the arguments in shapes, on a device. JAX lets results stay on their device if one of the arguments has to."""
+def describe_arguments(args: Arguments, device: jax.Device, mesh: DeviceMesh) -> Arguments:
+    """Return what one device of a mesh gets of the arguments, in shapes, on a device.
+
+    JAX lets results stay on their device if one of the arguments has to.
+    """
     stays = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in jax.tree.leaves(args))
     sharding = SingleDeviceSharding(device) if stays else None
 
-    def describe(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+    def describe(leaf: jax.ShapeDtypeStruct, whole: AnyArray) -> jax.ShapeDtypeStruct:
+        shape = (leaf.shape[0] // mesh.size, *leaf.shape[1:]) if mesh.is_cut(whole) else leaf.shape
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
 
-    return jax.tree.map(describe, jax.eval_shape(lambda *args: args, *args))
+    return jax.tree.map(describe, jax.eval_shape(lambda *args: args, *args), args)
 
 
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
@@ -141,7 +161,7 @@ def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) 
     if code is not None:
         try:
             serialized = code, jax.tree.structure(lowered.args_info), lowered.out_tree
-            return PortableProgram(load_on_device(*serialized, device), device, serialized)
+            return PortableProgram(load_on_devices(*serialized, [device]), device, serialized)
         except Exception as error:  # of a damaged or foreign file, which JAX reads; the warning says what it was
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             disk_cache.drop_code(key)
@@ -159,7 +179,7 @@ def compile_portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portabl
     if determinism.choose_compile_device(device) is device:
         return PortableProgram(compiled, device)
     serialized = serialize(compiled)
-    return PortableProgram(load_on_device(*serialized, device), device, serialized)
+    return PortableProgram(load_on_devices(*serialized, [device]), device, serialized)
 
 
 def serialize(compiled: jax.stages.Compiled) -> Serialized:
@@ -203,7 +223,8 @@ class PortableProgram:
     def __init__(self, first: jax.stages.Compiled, device: jax.Device, serialized: Serialized | None = None) -> None:
         """Keep a program that is loaded on a device. It is serialized when that is first needed, if it is not."""
         self._first = first
-        self._loaded = weakref.WeakValueDictionary({device: first})
+        self._loaded: weakref.WeakValueDictionary[Hashable, jax.stages.Compiled] = weakref.WeakValueDictionary()
+        self._loaded[get_mesh((device,))] = first
         self._given = serialized
 
     @functools.cached_property
@@ -214,8 +235,17 @@ class PortableProgram:
     def code(self) -> bytes:
         return self._serialized[0]
 
-    def load_on(self, device: jax.Device) -> jax.stages.Compiled:
-        loaded = self._loaded.get(device)
+    def load_on(self, mesh: DeviceMesh, cut_arguments: Sequence[bool] = (), cut: PyTree = False) -> jax.stages.Compiled:
+        """Return the program, loaded on the devices of a mesh; `cut` are arrays that differ from device to device."""
+        if mesh.size == 1:
+            key, shardings = mesh, None
+        else:
+            out_tree = self._serialized[2]
+            cut_results = jax.tree.leaves(jax.tree.broadcast(cut, out_tree.unflatten(range(out_tree.num_leaves))))
+            sharding = {True: mesh.by_device, False: mesh.everywhere}
+            key = mesh, tuple(cut_arguments), tuple(cut_results)
+            shardings = list(map(sharding.__getitem__, cut_arguments)), list(map(sharding.__getitem__, cut_results))
+        loaded = self._loaded.get(key)
         if loaded is None:
-            loaded = self._loaded[device] = load_on_device(*self._serialized, device)
+            loaded = self._loaded[key] = load_on_devices(*self._serialized, mesh.devices, shardings)
         return loaded

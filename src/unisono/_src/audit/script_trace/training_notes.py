@@ -93,7 +93,7 @@ def read_trained_weights(step: Step) -> dict[str, np.ndarray]:
     groups = [(kind, variables) for kind, variables in recorded if kind != "gradient"]
     return {
         variable.path.replace("/", "|"): np.asarray(array)
-        for (kind, variables), arrays in zip(groups, device_state[0].state, strict=False)
+        for (kind, variables), arrays in zip(groups, device_state.lead_state, strict=False)
         if kind == "weight"
         for variable, array in zip(variables, arrays, strict=True)
     }

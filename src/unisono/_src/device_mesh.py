@@ -1,0 +1,83 @@
+"""The devices of a process as one place for arrays: the same values on all of them, or a block on each.
+
+An array over several devices is one object for Python, so a call that runs on all of them has as few arguments as a call on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from unisono._src.jax_private.device_arrays import list_blocks, put_blocks, take_first_copy
+from unisono._src.typed_jax import device_put
+from unisono._src.typing import Array, PyTree
+
+AXIS = "devices"
+
+
+class DeviceMesh:
+    """Devices of this process, in order. Of one device, all its arrays are ordinary arrays on it."""
+
+    def __init__(self, devices: tuple[jax.Device, ...]) -> None:
+        self.devices = devices
+        if len(devices) == 1:
+            self.everywhere: Sharding = SingleDeviceSharding(devices[0])
+            self.by_device: Sharding = self.everywhere
+        else:
+            mesh = Mesh(np.array(devices), (AXIS,))
+            self.everywhere = NamedSharding(mesh, PartitionSpec())
+            self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    @property
+    def lead(self) -> jax.Device:
+        return self.devices[0]
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+    def put_everywhere(self, tree: PyTree) -> PyTree:
+        """Send arrays to all devices."""
+        return device_put(tree, self.everywhere)
+
+    def put_blocks(self, blocks: Sequence[np.ndarray]) -> Array:
+        """Send each device its block; return them as one array, joined at the first axis."""
+        return device_put(blocks[0], self.lead) if self.size == 1 else put_blocks(blocks, self.by_device, self.devices)
+
+    def map_blocks(self, function: Callable[..., PyTree], cut: PyTree, cut_results: PyTree) -> Callable[..., PyTree]:
+        """Return a function of arrays over several devices, of which each calls `function` with its part.
+
+        `cut` and `cut_results` tell which arguments and results differ from device to device.
+        """
+        specs = {True: PartitionSpec(AXIS), False: PartitionSpec()}
+        given, returned = (jax.tree.map(specs.__getitem__, tree) for tree in (cut, cut_results))
+        return jax.shard_map(
+            function, mesh=Mesh(np.array(self.devices), (AXIS,)), in_specs=given, out_specs=returned, check_vma=False
+        )
+
+    def is_cut(self, leaf: object) -> bool:
+        """Return whether an array has a block on each of several devices."""
+        return self.size > 1 and isinstance(leaf, jax.Array) and leaf.sharding == self.by_device
+
+    def is_everywhere(self, leaf: object) -> bool:
+        """Return whether an array lies on all devices."""
+        return isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == self.everywhere
+
+    def list_blocks(self, array: Array) -> Sequence[Array]:
+        """Return the part of an array that lies on each device."""
+        return [array] if self.size == 1 else list_blocks(array)
+
+    def on_lead(self, array: Array) -> Array:
+        """Return an array that lies on all devices as one of the lead, of the same memory."""
+        return array if self.size == 1 else take_first_copy(array)
+
+
+@functools.cache
+def get_mesh(devices: tuple[jax.Device, ...]) -> DeviceMesh:
+    """Return the mesh of these devices; one that is named twice counts once."""
+    unique = tuple(dict.fromkeys(devices))
+    return DeviceMesh(unique) if unique == devices else get_mesh(unique)

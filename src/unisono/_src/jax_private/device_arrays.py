@@ -1,0 +1,29 @@
+"""Arrays over several devices, made of a block for each and taken apart without what the public functions do beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import core
+from jax._src.interpreters import pxla
+from jax.sharding import Sharding
+
+from unisono._src.typing import Array
+
+
+def put_blocks(blocks: Sequence[np.ndarray], sharding: Sharding, devices: Sequence[jax.Device]) -> Array:
+    """Send each device its block; return them as one array, joined at the first axis. A CPU device reads an aligned block in place."""
+    shape = len(devices) * blocks[0].shape[0], *blocks[0].shape[1:]
+    return pxla.batched_device_put(core.ShapedArray(shape, blocks[0].dtype), sharding, list(blocks), list(devices))
+
+
+def list_blocks(array: Array) -> Sequence[Array]:
+    """Return the arrays of the single devices that an array consists of, in the order of the devices."""
+    return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def take_first_copy(array: Array) -> Array:
+    """Return an array that lies on several devices as one of the first of them, of the same memory."""
+    return array._fully_replicated_shard()  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,34 @@
+"""The orders for one call of the step program."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from unisono._src.typing import Array
+
+Whole: TypeAlias = int | Array
+"""A whole number; a tracer inside of the program."""
+
+
+class CallOrders(NamedTuple):
+    """The orders for one call; whole numbers."""
+
+    steps: Whole = 1
+    first: Whole = 0
+    """The first replica that is run."""
+    replicas: Whole = 0
+    """The number of replicas that are run."""
+    before: Whole = 0
+    """The number of replicas that were added to the same sum already."""
+    place: Whole = 0
+    """The place of the first replica among those that have rows."""
+    row: Whole = 0
+    """Its first row."""
+    phase: Whole = 0
+    """The first phase that is run."""
+    end: Whole = 0
+    """The first phase after it that is not run."""
+    summing: Whole = 0
+    """1 where the running sums are complete after these replicas."""
+    finishing: Whole = 0
+    """1 where the sums are those of all replicas, and end the step."""
