@@ -50,7 +50,14 @@ class Jit(Protocol):
     @overload
     def __call__(self, function: Callable[[PyTree], T], /, *, out_shardings: Sharding = ...) -> Callable[[PyTree], T]: ...
     @overload
-    def __call__(self, function: Callable[..., T], /, *, compiler_options: dict[str, str | bool] = ...) -> Callable[..., T]: ...
+    def __call__(
+        self,
+        function: Callable[..., T],
+        /,
+        *,
+        donate_argnums: tuple[int, ...] = ...,
+        compiler_options: dict[str, str | bool] = ...,
+    ) -> Callable[..., T]: ...
 
 
 class Settings(Protocol):

@@ -42,12 +42,13 @@ class CollectiveExchange:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
-        self._make_program = functools.cache(functools.partial(make_sum_program, Mesh(np.array(self._mesh.devices), (AXIS,))))
+        self._make_program = functools.cache(functools.partial(make_total_program, Mesh(np.array(self._mesh.devices), (AXIS,))))
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
         by_device = zip(*(layer.nodes for layer in finished), strict=True)
         schedule = tuple(tuple(node or NO_NODE for node in nodes) for nodes in by_device)
-        return self._make_program(description.leaves, schedule, first=True)([layer.sums for layer in finished], None)[0]
+        *before, last = [layer.sums for layer in finished]
+        return self._make_program(description.leaves, schedule)(before, last)
 
 
 NO_NODE: Node = range(0), False
@@ -77,7 +78,7 @@ class ProcessSum:
         zeros = typed_jax.map_tree(lambda leaf: np.zeros(leaf.shape, leaf.dtype), description.like)
         own = [zeros if node is None else node for node in nodes] + [zeros] * (slots - len(nodes))
         sent, sent_words = typed_jax.device_put((own, np.array([words], np.int32)), self._own)
-        program = self._make_program(description.leaves, description.nodes, first=False)
+        program = self._make_program(description.leaves, description.nodes)
         everything = typed_jax.map_tree(self._join, (sent, sent_words))
         on_cpu = self._own.platform == "cpu"
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
@@ -99,15 +100,29 @@ def find_own_data(array: Array) -> Array:
     return array.addressable_data(0)
 
 
-def make_sum_program(mesh: Mesh, leaves: int, schedule: Schedule, first: bool) -> SumProgram:
-    """Return the program that sums nodes of several devices. `first`: each device sends an array (place, element), with its node at the first
-    place; else it sends its node."""
+def make_total_program(mesh: Mesh, leaves: int, schedule: Schedule) -> Callable[[Sequence[PackedTree], PackedTree], PackedTree]:
+    """Return the program that sums nodes at the first places of arrays, and puts the total at the first place of the last of them."""
+    platform: str = mesh.devices[0].platform
+
+    def run_on_device(before: Sequence[PackedTree], last: PackedTree) -> PackedTree:
+        def put_total(name: str) -> Array:
+            own = [sums[name][0] for sums in (*before, last)]
+            return last[name].at[0].set(sum_nodes(leaves, schedule, own, platform))
+
+        return {name: put_total(name) for name in last}
+
+    by_device = PartitionSpec(AXIS)
+    run = jax.shard_map(run_on_device, mesh=mesh, in_specs=by_device, out_specs=by_device, check_vma=False)
+    return typed_jax.jit(run, donate_argnums=(1,), compiler_options=get_compiler_options(platform))
+
+
+def make_sum_program(mesh: Mesh, leaves: int, schedule: Schedule) -> SumProgram:
+    """Return the program that sums nodes of several processes."""
     platform: str = mesh.devices[0].platform
 
     def run_on_device(nodes: Sequence[PackedTree], words: Array | None) -> tuple[PackedTree, Array | None]:
         received = typed_jax.map_tree(lambda own: typed_jax.all_gather(own[0], AXIS), words)
-        own = typed_jax.map_tree(lambda array: array[0], nodes) if first else nodes
-        return {name: sum_nodes(leaves, schedule, [node[name] for node in own], platform) for name in own[0]}, received
+        return {name: sum_nodes(leaves, schedule, [node[name] for node in nodes], platform) for name in nodes[0]}, received
 
     run = jax.shard_map(run_on_device, mesh=mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False)
     return typed_jax.jit(run, compiler_options=get_compiler_options(platform))

@@ -55,5 +55,5 @@ class Exchange(Protocol):
     placement: Placement
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
-        """Return the sum over all replicas, on all devices of this process."""
+        """Return the last of these arrays, with the sum over all replicas at the first place of each device. Its memory is used again."""
         ...

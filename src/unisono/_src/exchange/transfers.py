@@ -12,6 +12,7 @@ import numpy as np
 from unisono._src import reduction_tree
 from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange.protocol import FinishedSums, SumDescription
+from unisono._src.jax_private.device_arrays import write_first_row
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.typed_jax import device_put, map_tree
@@ -25,6 +26,7 @@ class LeadExchange(abc.ABC):
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
         self._take_first = DeviceProgram(take_first, cut=True)
+        self._put_first = DeviceProgram(put_first, donate=(0,), cut=True)
         self._make_adder = functools.cache(make_adder)
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
@@ -34,7 +36,7 @@ class LeadExchange(abc.ABC):
             sums |= {
                 node[0]: part if node[1] else None for node, part in zip(layer.nodes, parts, strict=True) if node is not None
             }
-        return self._spread(self.total_on_lead(sums, description))
+        return self._spread(self.total_on_lead(sums, description), finished[-1].sums)
 
     @abc.abstractmethod
     def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
@@ -51,12 +53,15 @@ class LeadExchange(abc.ABC):
             return device_put(parts, self._mesh.lead)
         return [{name: np.asarray(block)[0] for name, block in part.items()} for part in parts]
 
-    def _spread(self, total: PackedTree) -> PackedTree:
-        """Send the total to all devices. CPU devices read that of the lead, where it lies."""
-        if self._mesh.size == 1:
-            return total
-        on_cpu = self._mesh.lead.platform == "cpu"
-        return self._mesh.put_everywhere(map_tree(np.asarray, total) if on_cpu else total)
+    def _spread(self, total: PackedTree, sums: PackedTree) -> PackedTree:
+        """Put the total at the first place of the sums of all devices. On CPU it is written there: calls are over, and nobody else reads it."""
+        if self._mesh.lead.platform == "cpu":
+            for name, array in sums.items():
+                for block in self._mesh.list_blocks(array):
+                    write_first_row(block, np.asarray(total[name]))
+            return sums
+        shapes = tuple((name, array.shape) for name, array in sums.items())
+        return self._put_first(self._mesh, shapes, sums, self._mesh.put_everywhere(total))
 
     def sum_span(self, span: range, sums: Mapping[range, PackedTree | None]) -> PackedTree | None:
         """Add sums that lie on the lead, over a span of replicas; return None where none of these replicas has rows."""
@@ -96,3 +101,7 @@ def add_vectors(left: PackedTree, right: PackedTree) -> PackedTree:
 
 def take_first(sums: PackedTree) -> PackedTree:
     return map_tree(lambda array: array[0], sums)
+
+
+def put_first(sums: PackedTree, total: PackedTree) -> PackedTree:
+    return map_tree(lambda array, row: array.at[0].set(row), sums, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import jax
@@ -27,3 +28,8 @@ def list_blocks(array: Array) -> Sequence[Array]:
 def take_first_copy(array: Array) -> Array:
     """Return an array that lies on several devices as one of the first of them, of the same memory."""
     return array._fully_replicated_shard()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def write_first_row(array: Array, row: np.ndarray) -> None:
+    """Write the first row of an array on a CPU device, in place. It must have been computed, and nobody may read it at the moment."""
+    ctypes.memmove(array.unsafe_buffer_pointer(), row.ctypes.data, row.nbytes)

@@ -74,12 +74,12 @@ class CallInputs:
         bytes_of_step = size * self._replicas * batch.row_bytes
         return max(1, min(self._most_steps, CALL_BYTES // max(1, bytes_of_step)))
 
-    def send_orders(self, orders: tuple[CallOrders, ...]) -> Array:
-        """Return the orders of a call, of each device, on the devices."""
+    def send_orders(self, orders: tuple[tuple[CallOrders, ...], ...]) -> Array:
+        """Return the orders of a call, of each device for each step, on the devices."""
         if orders not in self._orders:
             if len(self._orders) >= MOST_ORDERS:  # every batch has another size
                 self._orders.clear()
-            self._orders[orders] = self._mesh.put_blocks([np.array(each, np.int32) for each in orders])
+            self._orders[orders] = self._mesh.put_blocks([np.array((each[0], each[-1]), np.int32) for each in orders])
         return self._orders[orders]
 
     def describe_room(self, batch: GlobalBatch, size: int) -> Shape:

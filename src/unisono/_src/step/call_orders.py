@@ -1,4 +1,7 @@
-"""The orders for one call of the step program."""
+"""The orders for one call of the step program.
+
+A call has orders for its first step, and for all that follow: one that is called for the end of a step may go on with the replicas of the next.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ Whole: TypeAlias = int | Array
 
 
 class CallOrders(NamedTuple):
-    """The orders for one call; whole numbers."""
+    """The orders for a step of a call; whole numbers."""
 
     steps: Whole = 1
+    """The number of steps of the call, in the orders for the first."""
+    since: Whole = 0
+    """The step of the call whose rows come first."""
     first: Whole = 0
     """The first replica that is run."""
     replicas: Whole = 0
@@ -32,3 +38,6 @@ class CallOrders(NamedTuple):
     """1 where the running sums are complete after these replicas."""
     finishing: Whole = 0
     """1 where the sums are those of all replicas, and end the step."""
+
+
+NOTHING = CallOrders()

@@ -9,14 +9,12 @@ import jax
 import numpy as np
 
 from unisono._src.device_mesh import DeviceMesh, get_mesh
-from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.program import StepBuffers
 from unisono._src.typed_jax import map_tree
 from unisono._src.typing import Array, PyTree, Shape
-from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 
 ArrayLayout: TypeAlias = tuple[Shape, str]
@@ -46,7 +44,6 @@ class DeviceState:
         self._buffers: dict[BufferLayout, PyTree] = {}
         """Running sums and what shards keep, by layout."""
         self._layout = BufferLayout()
-        self._put_program = DeviceProgram(put_first, donate=(0,), cut=True)
         self._take_program = DeviceProgram(take_first, cut=True)
         self._lent: State = ()
         """The newest state as it was handed out, on the lead; empty while it is not."""
@@ -124,12 +121,6 @@ class DeviceState:
         work = self.work
         self.work = work._replace(sums=[*work.sums[:phase], sums, *work.sums[phase + 1 :]])
 
-    def put_total(self, phase: int, total: PackedTree) -> None:
-        """Put the total of a phase where later calls read it."""
-        sums = self.work.sums[phase]
-        with delay_interrupts():
-            self.put_sums(phase, self._put_program(self._mesh, (phase, self._layout), sums, total))
-
     def take_sums(self, phase: int) -> running_sums.Sums:
         """Return a copy of the sums that the devices have finished in a phase, as arrays of one place."""
         return self._take_program(self._mesh, (phase, self._layout), self.work.sums[phase])
@@ -156,12 +147,8 @@ def flatten(state: State) -> list[Array]:
 
 
 def make_blocks(tree: PyTree, mesh: DeviceMesh) -> PyTree:
-    """Send each device the same host arrays, as its block of arrays over all devices."""
-    return map_tree(lambda array: mesh.put_blocks([array] * mesh.size), tree)
-
-
-def put_first(sums: running_sums.Sums, value: PackedTree) -> running_sums.Sums:
-    return running_sums.set_place(sums, 0, value)
+    """Send each device the same host arrays, as its block of arrays over all devices, in memory of its own."""
+    return map_tree(lambda array: mesh.put_blocks([array.copy() for _ in mesh.devices]), tree)
 
 
 def take_first(sums: running_sums.Sums) -> running_sums.Sums:

@@ -111,11 +111,11 @@ class StepProgram:
 
         Args:
             work: The device state before, and running sums.
-            order_values: `CallOrders`, as one array.
+            order_values: `CallOrders` for the first step and for all others, as one array.
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders = CallOrders(*(open_step_memory(order_values) if uses_kernels() else order_values))
+        all_orders = open_step_memory(order_values) if uses_kernels() else order_values
         known = Known(work.state, [], [], constants)
         batch_shapes = map_tree(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
         like = self.describe(work.state, constants, batch_shapes)
@@ -123,17 +123,18 @@ class StepProgram:
         digests = self._digest_stage.make_room(like.end, batches)
 
         def step(number: Array, carry: Carry) -> Carry:
+            orders = CallOrders(*take_index(all_orders, jnp.minimum(number, 1), keepdims=False))
             if self._has_one_replica:
                 end, one = self._alone.run_alone(known._replace(state=carry.work.state), take_slot(batches, number))
                 outputs = [output[None] for output in one]
                 return self._hand_on(carry._replace(outputs=outputs), self._keep_dtypes(end, carry), number, orders.finishing)
-            offset = number * orders.replicas - orders.first
+            offset = (number - orders.since) * orders.replicas - orders.first
             carry, made = self._run_phases(carry, known, orders, lambda replica: take_slot(batches, offset + replica), like)
             end = self._finish(carry, known._replace(made=made), orders, like)
             return self._hand_on(carry, end, number, orders.finishing)
 
         start = Carry(work, make_zeros(like.end.logs), outputs, digests)
-        work, logs, outputs, digests = fori_loop(0, orders.steps, step, start)
+        work, logs, outputs, digests = fori_loop(0, CallOrders(*all_orders[0]).steps, step, start)
         return work, CallResult(logs, outputs, digests)
 
     def describe(self, state: State, constants: Sequence[Array], batch: PyTree) -> StepShapes:
@@ -215,7 +216,7 @@ class StepProgram:
             all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
             return self._keep_dtypes(self._cut.finish(all_known), carry)
 
-        start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state)
+        start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state, logs=carry.logs)
         return fori_loop(0, orders.finishing, end, start)
 
     def _keep_dtypes(self, end: StepEnd, carry: Carry) -> StepEnd:
