@@ -54,7 +54,7 @@ def make_mesh_on_one_chip(devices: tuple[Any, ...]) -> Any:
     class MeshOnOneChip(DeviceMesh):
         def __init__(self) -> None:
             super().__init__(devices[:1])
-            self.devices = devices
+            self.devices, self.size = devices, len(devices)
             self.cut: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
         def join(self, blocks: Any) -> Any:
@@ -71,8 +71,8 @@ def make_mesh_on_one_chip(devices: tuple[Any, ...]) -> Any:
         def list_blocks(self, array: Any) -> Any:
             return jnp.split(array, len(devices)) if self.is_cut(array) else [array] * len(devices)
 
-        def on_lead(self, array: Any) -> Any:
-            return array
+        def on_lead(self, arrays: Any) -> Any:
+            return arrays
 
         def run_in_turn(self, program: Any, cut_results: Any) -> Any:
             """Return a program of the places, of one of a place."""

@@ -14,7 +14,7 @@ from unisono._src.data.global_batch import (
     ALIGNMENT,
     PAST_CACHES_BYTES,
     BatchArray,
-    allocate_buffer,
+    allocate_blocks,
     as_global_batch,
     select_rows,
     send_rows,
@@ -89,7 +89,7 @@ def test_what_is_held_is_a_copy_unless_nobody_writes():
 
 @given(st.integers(0, 5), st.integers(1, 9), st.sampled_from(["float32", "int8", "bool"]))
 def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
-    array = allocate_buffer((rows, columns), np.dtype(dtype))
+    (array,) = allocate_blocks(1, (rows, columns), np.dtype(dtype))
     assert (array.shape, array.dtype) == ((rows, columns), np.dtype(dtype))
     if rows:  # where NumPy says that an array without elements begins means nothing
         assert array.ctypes.data % ALIGNMENT == 0

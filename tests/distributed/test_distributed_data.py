@@ -162,13 +162,13 @@ class Asked:
 
 def test_the_next_batch_is_read_and_sent_when_the_devices_have_begun(monkeypatch):
     """One behind what lies ready. Rows are sent once, also where two runs take them."""
-    sent, filled = [], global_batch.fill_buffer
+    sent, send = [], global_batch.send_blocks
 
     def watched(batches, rows, *where):
-        sent.extend(int(batch.array[rows.start]) for batch in batches if rows)
-        return filled(batches, rows, *where)
+        sent.extend(int(batch.array[own.start]) for batch in batches for own in rows if own)
+        return send(batches, rows, *where)
 
-    monkeypatch.setattr(global_batch, "fill_buffer", watched)
+    monkeypatch.setattr(global_batch, "send_blocks", watched)
     strategy, source = on(2, 4), Asked([np.arange(8) + 10 * number for number in range(4)])
     total = un.function(lambda batch: strategy.reduce("SUM", strategy.run(lambda rows: rows.sum(), args=(batch,)), axis=None))
     asked, seen, sums = [], [], []

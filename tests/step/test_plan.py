@@ -15,8 +15,8 @@ def placement(replicas: int, devices: int) -> Placement:
 
 
 def test_one_device_and_equal_replicas_are_one_run():
-    assert plan_batch(32, None, placement(8, 1)).whole == ReplicaRun(4, 0, 0, 8, range(32))
-    assert plan_batch(3, None, placement(8, 1)).whole == ReplicaRun(1, 0, 0, 3, range(3))
+    assert plan_batch(32, None, placement(8, 1)).whole.runs == (ReplicaRun(4, 0, 0, 8, range(32)),)
+    assert plan_batch(3, None, placement(8, 1)).whole.runs == (ReplicaRun(1, 0, 0, 3, range(3)),)
 
 
 def test_larger_replicas_come_first_in_a_program_of_their_own():
@@ -51,6 +51,26 @@ def test_rows_that_were_dealt_out_stay_where_they_are(sizes, data):
     spans = sorted((part.span.start, part.span.stop) for part in now.parts)
     assert [leaf for start, stop in spans for leaf in range(start, stop)] == list(range(now.leaves))
     assert now.leaves in (replicas, len(present))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any), st.data())
+def test_calls_run_every_replica_once(sizes, data):
+    """Each call is of one size, and runs the next replicas of a device; one replica may have a call of its own."""
+    replicas = len(sizes)
+    now = plan_batch(sum(sizes), tuple(sizes), placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    alone = data.draw(st.sampled_from([None, *now.replicas]))
+    ran = []
+    for layer in now.list_layers(alone):
+        for device, part in enumerate(layer.parts):
+            there = [(round_, round_.runs[device]) for round_ in layer.rounds if round_.runs[device] is not None]
+            ran += [(r, run.size) for _, run in there for r in range(run.first, run.first + run.count)]
+            assert [run.before for _, run in there] == [sum(run.count for _, run in there[:i]) for i in range(len(there))]
+            assert all(run.size == round_.size and len(run.rows) == run.size * run.count for round_, run in there)
+            assert [round_.is_last[device] for round_, _ in there] == [False] * (len(there) - 1) + [True] * bool(there)
+            assert [round_.places[device] for round_, _ in there] == [part.span.start + run.before for _, run in there]
+        lone = [round_ for round_ in layer.rounds if any(run and run.first == alone for run in round_.runs)]
+        assert all([run.count for run in round_.runs if run] == [1] for round_ in lone)
+    assert sorted(ran) == [(replica, sizes[replica]) for replica in now.replicas]
 
 
 def test_sizes_that_are_even_are_the_plan_of_even_sizes():

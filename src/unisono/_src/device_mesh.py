@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from unisono._src.jax_private.device_arrays import list_blocks, put_blocks, take_first_copy
+from unisono._src.jax_private.device_arrays import list_blocks, put_blocks, take_first_copies
 from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree
 
@@ -24,6 +24,8 @@ class DeviceMesh:
 
     def __init__(self, devices: tuple[jax.Device, ...]) -> None:
         self.devices = devices
+        self.lead = devices[0]
+        self.size = len(devices)
         if len(devices) == 1:
             self.everywhere: Sharding = SingleDeviceSharding(devices[0])
             self.by_device: Sharding = self.everywhere
@@ -31,14 +33,6 @@ class DeviceMesh:
             mesh = Mesh(np.array(devices), (AXIS,))
             self.everywhere = NamedSharding(mesh, PartitionSpec())
             self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
-
-    @property
-    def lead(self) -> jax.Device:
-        return self.devices[0]
-
-    @property
-    def size(self) -> int:
-        return len(self.devices)
 
     def put_everywhere(self, tree: PyTree) -> PyTree:
         """Send arrays to all devices."""
@@ -71,9 +65,9 @@ class DeviceMesh:
         """Return the part of an array that lies on each device."""
         return [array] if self.size == 1 else list_blocks(array)
 
-    def on_lead(self, array: Array) -> Array:
-        """Return an array that lies on all devices as one of the lead, of the same memory."""
-        return array if self.size == 1 else take_first_copy(array)
+    def on_lead(self, arrays: list[Array]) -> list[Array]:
+        """Return arrays that lie on all devices as arrays of the lead, of the same memory."""
+        return arrays if self.size == 1 else take_first_copies(arrays)
 
 
 @functools.cache

@@ -62,11 +62,11 @@ class BatchArray:
         """Return the array as one row, for a batch that cannot be cut."""
         return BatchArray(self.array[np.newaxis], self.position)
 
-    @property
+    @functools.cached_property
     def shape(self) -> Shape:
         return self.source.shape if self.chosen is None else (len(self.chosen), *self.source.shape[1:])
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype:
         """Return the dtype on the devices: in the machine's order of bytes, and without 64-bit types unless JAX was told to keep them."""
         return jax.dtypes.canonicalize_dtype(self.source.dtype.newbyteorder("="))
@@ -84,10 +84,11 @@ class BatchArray:
     def put(self, rows: range, target: np.ndarray) -> None:
         """Write some of the rows into the target, without a copy in between where the source has the target's dtype and layout."""
         if self.chosen is None or self.source.dtype != target.dtype or not self.source.flags.c_contiguous:
-            np.copyto(target, self.array[rows.start : rows.stop], casting="unsafe")
+            target[...] = self.array[rows.start : rows.stop]
         else:
             write_chosen_rows(self.source, self.chosen[rows.start : rows.stop], target)
-        self.row_digests.note(rows, target)
+        if self.row_digests.are_wanted:
+            self.row_digests.note(rows, target)
 
     def digest_rows(self) -> tuple[int, int]:
         """Return the digest of all rows, as devices get them."""
@@ -137,7 +138,7 @@ class GlobalBatch:
     is_whole: bool = False
     """Whether it is a `WholeBatch`, of one row."""
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         return self.leaves[0].shape[0]
 
@@ -221,37 +222,37 @@ def send_rows(batches: Sequence[GlobalBatch], rows: Blocks, shape: Shape, mesh: 
 
 
 def send_blocks(batches: Sequence[BatchArray], rows: Blocks, shape: Shape, mesh: DeviceMesh) -> Array:
-    return mesh.put_blocks([fill_buffer(batches, block, shape, mesh.lead) for block in rows])
+    """Send each device its rows of each batch, concatenated, in a block whose first axes have this shape."""
+    first = batches[0]
+    row_shape = first.shape[1:]
+    shape = widen_room(shape, row_shape, first.dtype, mesh.lead)
+    blocks = allocate_blocks(len(rows), (math.prod(shape), *row_shape), first.dtype)
+    for block, own in zip(blocks, rows, strict=True):
+        for number, batch in enumerate(batches if own else ()):
+            batch.put(own, block[number * len(own) : (number + 1) * len(own)])
+    return mesh.put_blocks([block.reshape(*shape, *row_shape) for block in blocks])
 
 
-def fill_buffer(batches: Sequence[BatchArray], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:
-    """Return a buffer with these rows of each batch, concatenated; the rest of the buffer is not written.
+def widen_room(shape: Shape, row_shape: Shape, dtype: np.dtype, device: jax.Device) -> Shape:
+    """Return the first axes of the room for rows on a device.
 
     Where there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
     waiting: a sixth of a step of a small convolutional net. There, room that is not written costs nothing. Many rows are better
     read in place all the same: otherwise the program copies them first.
     """
-    row_shape = batches[0].shape[1:]
-    dtype = batches[0].dtype
-    if (
-        device.platform == "cpu"
-        and len(shape) == 2
-        and shape[0] == 1
-        and math.prod((*shape, *row_shape)) * dtype.itemsize <= IN_PLACE_BYTES
-    ):
-        shape = 2, *shape[1:]
-    buffer = allocate_buffer((math.prod(shape), *row_shape), dtype)
-    for number, batch in enumerate(batches):
-        batch.put(rows, buffer[number * len(rows) : (number + 1) * len(rows)])
-    return buffer.reshape(*shape, *row_shape)
+    is_alone = device.platform == "cpu" and len(shape) == 2 and shape[0] == 1
+    return (2, *shape[1:]) if is_alone and math.prod((*shape, *row_shape)) * dtype.itemsize <= IN_PLACE_BYTES else shape
 
 
-def allocate_buffer(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Return an array without values, where a CPU device can read it in place. The system gives memory when it is written."""
+def allocate_blocks(count: int, shape: Shape, dtype: np.dtype) -> list[np.ndarray]:
+    """Return arrays without values, where a CPU device can read each in place. The system gives memory when it is written.
+
+    Each has memory of its own: that of all together is so large that the system takes it back after each step, which other threads wait for.
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    memories = [np.empty(size + ALIGNMENT, np.uint8) for _ in range(count)]
+    starts = [-memory.__array_interface__["data"][0] % ALIGNMENT for memory in memories]
+    return [memory[start : start + size].view(dtype).reshape(shape) for memory, start in zip(memories, starts, strict=True)]
 
 
 def is_batch_array(leaf: object) -> bool:

@@ -18,9 +18,8 @@ class RowDigests:
         self._digests: dict[range, tuple[int, int]] = {}
 
     def note(self, rows: range, written: np.ndarray) -> None:
-        """Note rows that were written for a device."""
-        if self.are_wanted and rows:
-            self._digests[rows] = digest_part(rows, written)
+        """Note rows that were written for a device; there are some."""
+        self._digests[rows] = digest_part(rows, written)
 
     def total(self, count: int, read: Callable[[range], np.ndarray]) -> tuple[int, int]:
         """Return the digest of all `count` rows. Those that no device of this process got are read."""

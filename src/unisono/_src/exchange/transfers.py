@@ -12,7 +12,7 @@ import numpy as np
 from unisono._src import reduction_tree
 from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange.protocol import FinishedSums, SumDescription
-from unisono._src.jax_private.device_arrays import write_first_row
+from unisono._src.jax_private.device_arrays import write_first_rows
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.typed_jax import device_put, map_tree
@@ -33,32 +33,31 @@ class LeadExchange(abc.ABC):
         sums: dict[range, PackedTree | None] = {}
         for layer in finished:
             parts = self._bring_to_lead(layer.sums)
-            sums |= {
-                node[0]: part if node[1] else None for node, part in zip(layer.nodes, parts, strict=True) if node is not None
-            }
+            for node, part in zip(layer.nodes, parts, strict=True):
+                if node is not None:
+                    sums[node[0]] = part if node[1] else None
         return self._spread(self.total_on_lead(sums, description), finished[-1].sums)
 
     @abc.abstractmethod
     def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
         """Return the sum over all replicas, on the lead, from sums of this process that lie there; None stands for replicas without rows."""
 
-    def _bring_to_lead(self, sums: PackedTree) -> Sequence[PackedTree]:
+    def _bring_to_lead(self, sums: PackedTree) -> list[PackedTree]:
         """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices."""
-        if self._mesh.lead.platform != "cpu":
-            shapes = tuple((name, array.shape) for name, array in sums.items())
-            sums = self._take_first(self._mesh, shapes, sums)
-        blocks = {name: self._mesh.list_blocks(array) for name, array in sums.items()}
-        parts = [{name: of_name[device] for name, of_name in blocks.items()} for device in range(self._mesh.size)]
-        if self._mesh.lead.platform != "cpu":
-            return device_put(parts, self._mesh.lead)
-        return [{name: np.asarray(block)[0] for name, block in part.items()} for part in parts]
+        parts: list[PackedTree] = [{} for _ in self._mesh.devices]
+        on_cpu = self._mesh.lead.platform == "cpu"
+        if not on_cpu:
+            sums = self._take_first(self._mesh, tuple((name, array.shape) for name, array in sums.items()), sums)
+        for name, array in sums.items():
+            for part, block in zip(parts, self._mesh.list_blocks(array), strict=True):
+                part[name] = np.asarray(block)[0] if on_cpu else block
+        return parts if on_cpu else device_put(parts, self._mesh.lead)
 
     def _spread(self, total: PackedTree, sums: PackedTree) -> PackedTree:
         """Put the total at the first place of the sums of all devices. On CPU it is written there: calls are over, and nobody else reads it."""
         if self._mesh.lead.platform == "cpu":
             for name, array in sums.items():
-                for block in self._mesh.list_blocks(array):
-                    write_first_row(block, np.asarray(total[name]))
+                write_first_rows(self._mesh.list_blocks(array), np.asarray(total[name]))
             return sums
         shapes = tuple((name, array.shape) for name, array in sums.items())
         return self._put_first(self._mesh, shapes, sums, self._mesh.put_everywhere(total))
@@ -69,8 +68,8 @@ class LeadExchange(abc.ABC):
         values = [value for value in own.values() if value is not None]
         if len(values) < 2:
             return values[0] if values else None
-        nodes = tuple((node, value is not None) for node, value in own.items())
-        shapes = tuple((name, array.shape, array.dtype) for name, array in values[0].items())
+        nodes = tuple([(node, value is not None) for node, value in own.items()])
+        shapes = tuple([(name, array.shape, array.dtype) for name, array in values[0].items()])
         return self._make_adder(span, nodes)(self._mesh.lead, shapes, values)
 
 

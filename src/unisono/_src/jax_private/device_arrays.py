@@ -25,11 +25,13 @@ def list_blocks(array: Array) -> Sequence[Array]:
     return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def take_first_copy(array: Array) -> Array:
-    """Return an array that lies on several devices as one of the first of them, of the same memory."""
-    return array._fully_replicated_shard()  # pyright: ignore[reportAttributeAccessIssue]
+def take_first_copies(arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays that lie on several devices as arrays of the first of them, of the same memory."""
+    return [array._fully_replicated_shard() for array in arrays]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def write_first_row(array: Array, row: np.ndarray) -> None:
-    """Write the first row of an array on a CPU device, in place. It must have been computed, and nobody may read it at the moment."""
-    ctypes.memmove(array.unsafe_buffer_pointer(), row.ctypes.data, row.nbytes)
+def write_first_rows(blocks: Sequence[Array], row: np.ndarray) -> None:
+    """Write the first row of arrays on CPU devices, in place. They must have been computed, and nobody may read them at the moment."""
+    address: int = row.__array_interface__["data"][0]
+    for block in blocks:
+        ctypes.memmove(block.unsafe_buffer_pointer(), address, row.nbytes)

@@ -18,6 +18,7 @@ from unisono._src.typing import KerasObject
 
 PLAIN_TYPES = frozenset({bool, int, float, str, bytes, type(None)})
 SETTING_HOLDERS = (BaseOptimizer, LearningRateSchedule)
+MAY_HOLD_SETTINGS = (list, tuple, dict, *SETTING_HOLDERS)
 
 
 def read_attributes(holder: KerasObject, seen: frozenset[int] = frozenset()) -> dict[str, object]:
@@ -27,11 +28,13 @@ def read_attributes(holder: KerasObject, seen: frozenset[int] = frozenset()) -> 
     A tuple with the object itself keeps the object alive, so that no other one gets its id; Python never compares the objects.
     """
     seen |= {id(holder)}
-
-    def read(value: object) -> object:
-        return id(value), value, [read_attributes(part, seen) for part in list_holders(value) if id(part) not in seen]
-
-    return {name: value if type(value) in PLAIN_TYPES else read(value) for name, value in vars(holder).items()}
+    attributes: dict[str, object] = {}
+    for name, value in vars(holder).items():
+        attributes[name] = value
+        if type(value) not in PLAIN_TYPES:
+            parts = list_holders(value) if isinstance(value, MAY_HOLD_SETTINGS) else ()
+            attributes[name] = id(value), value, parts and [read_attributes(part, seen) for part in parts if id(part) not in seen]
+    return attributes
 
 
 def read_optimizer_settings(model: keras.Model) -> list[dict[str, object]]:
@@ -67,11 +70,11 @@ def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset(
     setting. Other attributes that its class does not know are notes of the user's."""
     known = list_known_names(type(optimizer))
     seen |= {id(optimizer)}
-    settings = ["learning_rate", *(name for name in vars(optimizer) if name in known)]
     own = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+    settings = ["learning_rate", *[name for name in vars(optimizer) if name in known]] if own else []
     dead = [name for name in own if is_like_setting(name, settings)]
     for value in vars(optimizer).values():
-        for part in () if type(value) in PLAIN_TYPES else list_holders(value):
+        for part in list_holders(value) if isinstance(value, MAY_HOLD_SETTINGS) else ():
             if isinstance(part, BaseOptimizer) and id(part) not in seen:
                 dead += list_dead_settings(part, seen)
     return dead

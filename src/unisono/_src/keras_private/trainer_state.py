@@ -104,9 +104,15 @@ def get_raw_value(variable: keras.Variable) -> Array:
     return variable._value
 
 
-def set_raw_value(variable: keras.Variable, value: Array) -> None:
-    """Set the variable's array to one of the same shape and dtype, which was computed from it."""
-    variable._value = value
+def get_raw_values(variables: Sequence[keras.Variable]) -> list[Array]:
+    """Return the variables' arrays, in the variables' dtypes."""
+    return [variable._value for variable in variables]
+
+
+def set_raw_values(variables: Sequence[keras.Variable], values: Sequence[Array]) -> None:
+    """Set the variables' arrays to others of the same shapes and dtypes, which were computed from them."""
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
 
 
 class RecordingScope(keras.StatelessScope):

@@ -41,9 +41,9 @@ class CompiledFunction:
             if self._compiled is None:
                 self._compiled = FunctionCompiler(self._call, arguments, batch, self._strategy, self._eager).compile()
                 self._state = LentState(self._compiled.code.variables.all)
+                for optimizer in self._compiled.code.variables.optimizers:  # one that is set later compiles the function again
+                    check_optimizer_attributes(optimizer)
             step, code, divisor_check, share_positions = self._compiled
-            for optimizer in code.variables.optimizers:
-                check_optimizer_attributes(optimizer)
             if self._eager:
                 self._mark_models_eager()
             state = self._state.take_back()

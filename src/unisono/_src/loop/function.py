@@ -33,8 +33,8 @@ from unisono._src.keras_private.trainer_state import (
     ReadingScope,
     RecordingScope,
     find_stateless_scope,
-    get_raw_value,
-    set_raw_value,
+    get_raw_values,
+    set_raw_values,
 )
 from unisono._src.library_arrays import has_values
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
@@ -275,15 +275,14 @@ class Function:
         )
 
     def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
-        values = [get_raw_value(v) for v in traced.variables]
+        values = get_raw_values(traced.variables)
         device = find_device([*values, *arrays])
         values, arrays = ([move_array(array, device) for array in group] for group in (values, arrays))
         kind = tuple(isinstance(array, jax.Array) and (array.weak_type, array.committed) for array in (*values, *arrays))
         assigned: dict[int, Array]
         with execution_mode.mark_tracing():  # the first call traces once more
             returned, assigned = traced.program(device, kind, values, arrays)
-        for index, value in assigned.items():
-            set_raw_value(traced.variables[index], value)
+        set_raw_values([traced.variables[index] for index in assigned], list(assigned.values()))
         return returned
 
 

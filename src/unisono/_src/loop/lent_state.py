@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import keras
 from jax import Array
 
-from unisono._src.keras_private.trainer_state import get_raw_value, set_raw_value
+from unisono._src.keras_private.trainer_state import get_raw_values, set_raw_values
 from unisono._src.replica.protocol import State
 
 
@@ -39,11 +39,11 @@ class LentState:
         """
         arrays = []
         counts = count_references(self._lent)
-        for variable, lent, before, now in itertools.zip_longest(self.variables, self._lent, self._counts, counts):
-            array = get_raw_value(variable)
+        raw = get_raw_values(self.variables)
+        for variable, array, lent, before, now in itertools.zip_longest(self.variables, raw, self._lent, self._counts, counts):
             if array is not lent:
                 array = array.copy()
-                set_raw_value(variable, array)
+                set_raw_values([variable], [array])
             elif now != before + 1:
                 array = array.copy()
             arrays.append(array)
@@ -58,8 +58,8 @@ class LentState:
         arrays = list(itertools.chain.from_iterable(state))
         self._lent = arrays if is_whole else []
         self._counts = count_references(self._lent)
-        for variable, array in zip(self.variables, arrays, strict=bool(arrays)):
-            set_raw_value(variable, array)
+        if arrays:
+            set_raw_values(self.variables, arrays)
 
 
 def count_references(arrays: list[Array]) -> list[int]:

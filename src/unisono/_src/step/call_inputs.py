@@ -10,8 +10,8 @@ import numpy as np
 from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
 from unisono._src.device_mesh import get_mesh
 from unisono._src.placement import Placement
-from unisono._src.step.call_orders import CallOrders
-from unisono._src.step.plan import ReplicaRun, Runs
+from unisono._src.step.call_orders import Orders
+from unisono._src.step.plan import ReplicaRun, Round
 from unisono._src.step.run_outputs import CarriedValue, describe_replica_batch
 from unisono._src.typing import AnyArray, Array, PyTree, Shape
 
@@ -66,15 +66,17 @@ class CallInputs:
 
     def kind(self, batch: GlobalBatch, rows: int) -> Hashable:
         """Return what programs depend on, of the input of a replica with this number of rows."""
-        carried = (value.shapes(rows) for value in self._carried)
-        return rows, batch.signature, tuple((shape.shape, str(shape.dtype)) for shape in carried)
+        if not self._carried:
+            return rows, batch.signature
+        shapes = [value.shapes(rows) for value in self._carried]
+        return rows, batch.signature, tuple((shape.shape, str(shape.dtype)) for shape in shapes)
 
     def count_steps(self, batch: GlobalBatch, size: int) -> int:
         """Return how many steps one call may take, with replicas of this size: a function of shapes, since the program has room for them."""
         bytes_of_step = size * self._replicas * batch.row_bytes
         return max(1, min(self._most_steps, CALL_BYTES // max(1, bytes_of_step)))
 
-    def send_orders(self, orders: tuple[tuple[CallOrders, ...], ...]) -> Array:
+    def send_orders(self, orders: Orders) -> Array:
         """Return the orders of a call, of each device for each step, on the devices."""
         if orders not in self._orders:
             if len(self._orders) >= MOST_ORDERS:  # every batch has another size
@@ -86,13 +88,12 @@ class CallInputs:
         """Return the first axes of a device's rows in a call, for replicas of this size."""
         return self.count_steps(batch, size) * self._replicas, size
 
-    def send_batches(self, group: Sequence[GlobalBatch], size: int, runs: Runs) -> PyTree:
+    def send_batches(self, group: Sequence[GlobalBatch], round_: Round) -> PyTree:
         """Return the rows of replicas, and the values that are carried over, on their devices."""
-        if not any(runs):
-            return self._send_nothing(group[0], size)
-        blocks = tuple(range(0) if run is None else run.rows for run in runs)
-        rows = send_rows(group, blocks, self.describe_room(group[0], size), self._mesh)
-        return (rows, [value.on(runs) for value in self._carried]) if self._carried else rows
+        if not any(round_.runs):
+            return self._send_nothing(group[0], round_.size)
+        rows = send_rows(group, round_.rows, self.describe_room(group[0], round_.size), self._mesh)
+        return (rows, [value.on(round_.runs) for value in self._carried]) if self._carried else rows
 
     def _send_nothing(self, batch: GlobalBatch, size: int) -> PyTree:
         key = self.kind(batch, size)

@@ -41,3 +41,7 @@ class CallOrders(NamedTuple):
 
 
 NOTHING = CallOrders()
+END = CallOrders(finishing=1)
+
+Orders: TypeAlias = tuple[tuple[CallOrders, ...], ...]
+"""The orders for a call: of each device for the first step, and for all that follow where these are others."""

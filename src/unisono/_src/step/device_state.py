@@ -73,7 +73,7 @@ class DeviceState:
     @property
     def lead_state(self) -> State:
         """Return the newest state, on the lead."""
-        return self._state if self._mesh.size == 1 else tuple([self._mesh.on_lead(a) for a in group] for group in self._state)
+        return tuple(map(self._mesh.on_lead, self._state))
 
     def receive_state(self, state: State) -> bool:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
@@ -81,9 +81,9 @@ class DeviceState:
         Return whether the state is another one than the last step has made.
         """
         leaves, newest = flatten(state), self._list_newest(state)
-        if self._state and None not in newest:
-            return False
         places = [number for number, array in enumerate(newest) if array is None]
+        if self._state and not places:
+            return False
         away = [number for number in places if not self._mesh.is_everywhere(leaves[number])]
         sent = self._mesh.put_everywhere([leaves[number] for number in away])  # what lies there is not sent: this takes time
         arrays = [leaf if array is None else array for leaf, array in zip(leaves, newest, strict=True)]

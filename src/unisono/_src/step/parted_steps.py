@@ -6,7 +6,7 @@ The end of a step and the first replicas of the next one are one call, where one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from unisono._src.data.global_batch import GlobalBatch
@@ -14,9 +14,9 @@ from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange.protocol import Exchange, FinishedSums
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
-from unisono._src.step.call_orders import NOTHING, CallOrders
+from unisono._src.step.call_orders import END, NOTHING, CallOrders, Orders
 from unisono._src.step.device_state import DeviceState
-from unisono._src.step.plan import BatchPlan, Layer, Round, Runs
+from unisono._src.step.plan import BatchPlan, Round
 from unisono._src.step.program import CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.run_outputs import RunOutput
@@ -67,7 +67,6 @@ class PartedSteps:
     ) -> None:
         self._placement = placement
         self._mesh = get_mesh(placement.devices)
-        self._no_runs: Runs = (None,) * self._mesh.size
         self._exchange = exchange
         self._device_state = device_state
         self._call = call
@@ -79,6 +78,8 @@ class PartedSteps:
 
     def run(self, batch: GlobalBatch, batch_plan: BatchPlan, verified: VerifiedReplica | None = None) -> None:
         """Run a step until its totals are there. Its end is computed with the next step, or by `end`."""
+        if self._open is not None and not self._is_end_joined(self._open, batch, batch_plan):
+            self.end()
         phases = self._call.cut(batch, batch_plan, self._device_state.shapes).phases
         if self._placement.processes:
             self._start.receive_program(self._call.digest_finishing(batch, batch_plan))
@@ -99,17 +100,25 @@ class PartedSteps:
     def end(self) -> None:
         """Compute the end of the last step, if it is not computed yet."""
         if self._open is not None:
-            orders = [[CallOrders(finishing=1)]] * self._mesh.size
-            batch, batch_plan = self._open.batch, self._open.batch_plan
-            self._close(self._call([batch], batch_plan, batch_plan.size_at_end, self._no_runs, orders))
+            self._call_and_close(
+                self._open.batch, self._open.batch_plan, self._open.batch_plan.nothing, ((END,),) * self._mesh.size
+            )
 
-    def _close(self, done: CallResult) -> None:
-        """Tell that the open step is finished by a call."""
-        assert self._open is not None
+    def _call_and_close(self, batch: GlobalBatch, batch_plan: BatchPlan, round_: Round, orders: Orders) -> CallResult:
+        """Call the program, and tell that the open step is finished, if there is one. After an interrupt it is not ended twice."""
         step, self._open = self._open, None
-        self._start.note_finished()
-        get_activity().report_next_step()
-        self._note_end([step.batch], CallOutcome(done.logs, step.outputs, done.digests, step.fault))
+        done = self._call([batch], batch_plan, round_, orders)
+        if step is not None:
+            self._start.note_finished()
+            get_activity().report_next_step()
+            self._note_end([step.batch], CallOutcome(done.logs, step.outputs, done.digests, step.fault))
+        return done
+
+    def _is_end_joined(self, step: OpenStep, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
+        """Return whether the first call of the next step is of the program that ends the open one."""
+        first = next((round_ for layer in batch_plan.layers for round_ in layer.rounds), None)
+        is_same = step.batch_plan is batch_plan and step.batch.signature == batch.signature
+        return is_same and first is not None and first.size == batch_plan.size_at_end
 
     def _sum_phase(
         self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int, verified: VerifiedStep | None = None
@@ -123,7 +132,7 @@ class PartedSteps:
                 if verified is not None and verified.runs(round_):
                     done = verified.run_replica(round_)
                 else:
-                    done = self._run_round(batch, batch_plan, round_, self._order_round(layer, round_, phase))
+                    done = self._run_round(batch, batch_plan, round_, phase)
                 outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
             is_last = layer is layers[-1]
             sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
@@ -135,35 +144,9 @@ class PartedSteps:
             self._device_state.put_sums(phase, self._exchange.total(finished, description))
         return outputs
 
-    def _run_round(self, batch: GlobalBatch, batch_plan: BatchPlan, round_: Round, orders: Sequence[CallOrders]) -> CallResult:
+    def _run_round(self, batch: GlobalBatch, batch_plan: BatchPlan, round_: Round, phase: int) -> CallResult:
         """Run replicas; the end of the open step is computed before them."""
-        step = self._open
-        if step is not None and not self._call.is_same_program((step.batch, step.batch_plan.size_at_end), (batch, round_.size)):
-            self.end()
-        if self._open is None:
-            return self._call([batch], batch_plan, round_.size, round_.runs, [[order] for order in orders])
-        both = [[CallOrders(steps=2, finishing=1), order._replace(since=1)] for order in orders]
-        done = self._call([batch], batch_plan, round_.size, round_.runs, both)
-        self._close(done)
-        return done
-
-    def _order_round(self, layer: Layer, round_: Round, phase: int) -> list[CallOrders]:
-        """Return the orders of each device to run its replicas in a phase."""
-        return [
-            NOTHING
-            if part is None or run is None
-            else CallOrders(
-                first=run.first,
-                replicas=run.count,
-                before=run.before,
-                place=part.span.start + run.before,
-                row=run.rows.start,
-                phase=phase,
-                end=phase + 1,
-                summing=int(is_last),
-            )
-            for part, run, is_last in zip(layer.parts, round_.runs, round_.is_last, strict=True)
-        ]
+        return self._call_and_close(batch, batch_plan, round_, order_round(round_, phase, after_end=self._open is not None))
 
     def _choose_phase(self, verified: VerifiedReplica, phases: int) -> int:
         """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
@@ -173,20 +156,9 @@ class PartedSteps:
     def _open_verified(self, verified: VerifiedReplica, batch: GlobalBatch, batch_plan: BatchPlan, phase: int) -> VerifiedStep:
         """Return the step with what runs the replica that it verifies."""
         assert self._verification is not None
-        run = verified.run
-        orders = CallOrders(
-            first=run.first,
-            replicas=1,
-            place=batch_plan.replicas.index(run.first),
-            row=run.rows.start,
-            phase=phase,
-            end=phase + 1,
-            summing=1,
-        )
 
         def call(index: int) -> CallResult:
-            runs = tuple(run if device == index else None for device in range(self._mesh.size))
-            return self._call([batch], batch_plan, run.size, runs, [[orders] if run else [NOTHING] for run in runs])
+            return self._run_round(batch, batch_plan, batch_plan.make_lone_round(verified.replica, index), phase)
 
         return VerifiedStep(self._verification, self._single_replicas, verified, phase, call)
 
@@ -194,3 +166,26 @@ class PartedSteps:
         """Drop what lies on the devices."""
         self._open = None
         self._single_replicas.forget()
+
+
+@functools.lru_cache(maxsize=256)
+def order_round(round_: Round, phase: int, after_end: bool) -> Orders:
+    """Return the orders of each device to run its replicas in a phase. `after_end`: the end of the step before is computed first."""
+    own = [
+        NOTHING
+        if run is None
+        else CallOrders(
+            first=run.first,
+            replicas=run.count,
+            before=run.before,
+            place=place,
+            row=run.rows.start,
+            phase=phase,
+            end=phase + 1,
+            summing=int(is_last),
+        )
+        for run, place, is_last in zip(round_.runs, round_.places, round_.is_last, strict=True)
+    ]
+    if after_end:
+        return tuple((CallOrders(steps=2, finishing=1), orders._replace(since=1)) for orders in own)
+    return tuple((orders,) for orders in own)

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from unisono._src import reduction_tree
@@ -45,15 +45,18 @@ class Subtree:
     """Empty where no replica under the subtree has rows."""
 
 
-class Round(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Round:
     """The replicas of one call: of one size, neighbours on each device."""
 
     size: int
     runs: Runs
+    places: tuple[int, ...]
+    """For each device, the place of its first replica among those that have rows."""
     is_last: tuple[bool, ...]
     """For each device, whether the sum of its subtree is complete then."""
 
-    @property
+    @functools.cached_property
     def rows(self) -> tuple[range, ...]:
         """Return the rows of each device."""
         return tuple(range(0) if run is None else run.rows for run in self.runs)
@@ -68,7 +71,7 @@ class Layer:
     rounds: tuple[Round, ...]
     """The calls that run their replicas."""
 
-    @property
+    @functools.cached_property
     def nodes(self) -> tuple[tuple[range, bool] | None, ...]:
         """Return the node of the reduction tree that each device finishes, and whether there are rows under it."""
         return tuple(None if part is None else (part.span, bool(part.runs)) for part in self.parts)
@@ -128,10 +131,7 @@ class BatchPlan:
     def list_layers(self, alone: int | None = None) -> tuple[Layer, ...]:
         """Return the subtrees in layers. The replica `alone` is run in a call of its own."""
         by_device = [[part for part in self.parts if part.device == device] for device in range(self.devices)]
-        return tuple(
-            Layer(parts, tuple(list_rounds([() if part is None else part.runs for part in parts], alone)))
-            for parts in itertools.zip_longest(*by_device)
-        )
+        return tuple(Layer(parts, tuple(list_rounds(parts, alone))) for parts in itertools.zip_longest(*by_device))
 
     @property
     def rows_of_replicas(self) -> tuple[range, ...]:
@@ -144,11 +144,21 @@ class BatchPlan:
         place = self.replicas.index(replica)
         return ReplicaRun(self.sizes[place], replica, 0, 1, self.rows_of_replicas[place])
 
-    @property
-    def whole(self) -> ReplicaRun | None:
-        """Return the one run that is the whole step, or None where the step needs several devices or programs."""
+    @functools.cached_property
+    def whole(self) -> Round | None:
+        """Return the replicas of the one call that is the whole step, or None where the step needs several devices or programs."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
-        return self.parts[0].runs[0] if alone else None
+        return self.layers[0].rounds[0] if alone else None
+
+    @functools.cached_property
+    def nothing(self) -> Round:
+        """Return the call that runs no replica, by the program that ends the step."""
+        return make_round(self.size_at_end, {}, self.devices)
+
+    def make_lone_round(self, replica: int, device: int) -> Round:
+        """Return the call that runs one replica by itself on a device, wherever it runs otherwise."""
+        run = self.run_alone(replica)
+        return make_round(run.size, {device: run}, self.devices, self.replicas.index(replica))
 
 
 def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
@@ -165,8 +175,16 @@ def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
     return pieces
 
 
-def list_rounds(runs_of_devices: Sequence[Sequence[ReplicaRun]], alone: int | None = None) -> Iterator[Round]:
-    """Yield the calls that run these replicas. Devices whose next replicas have one size are called together."""
+def make_round(size: int, runs: Mapping[int, ReplicaRun], devices: int, place: int = 0) -> Round:
+    """Return the call that runs replicas on some of the devices, as sums of their own."""
+    each = range(devices)
+    return Round(size, tuple(map(runs.get, each)), (place,) * devices, tuple(device in runs for device in each))
+
+
+def list_rounds(parts: Sequence[Subtree | None], alone: int | None = None) -> Iterator[Round]:
+    """Yield the calls that run the replicas of subtrees, one of each device. Devices whose next replicas have one size are called together."""
+    runs_of_devices = [() if part is None else part.runs for part in parts]
+    starts = [0 if part is None else part.span.start for part in parts]
     waiting = [list(runs if alone is None else split_runs(runs, alone)) for runs in runs_of_devices]
     while any(waiting):
         lone = [runs[0] if runs and runs[0].first == alone else None for runs in waiting]
@@ -180,7 +198,8 @@ def list_rounds(runs_of_devices: Sequence[Sequence[ReplicaRun]], alone: int | No
                 runs.pop(0)
         size = next(run.size for run in chosen if run is not None)
         is_last = tuple(run is not None and not left for run, left in zip(chosen, waiting, strict=True))
-        yield Round(size, chosen, is_last)
+        places = tuple(start + (0 if run is None else run.before) for start, run in zip(starts, chosen, strict=True))
+        yield Round(size, chosen, places, is_last)
 
 
 def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> BatchPlan:

@@ -16,10 +16,10 @@ from unisono._src.program_digest import digest_program
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.call_orders import NOTHING, CallOrders
+from unisono._src.step.call_orders import NOTHING, Orders
 from unisono._src.step.device_state import BufferLayout, DeviceState
 from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
-from unisono._src.step.plan import BatchPlan, Runs
+from unisono._src.step.plan import BatchPlan, Round
 from unisono._src.step.program import CallResult, StepBuffers, StepProgram, StepShapes
 from unisono._src.typing import Arguments, Array, PyTree
 from unisono._src.xla import determinism
@@ -110,39 +110,42 @@ class ProgramCalls:
         return self._shapes[key]
 
     def __call__(
-        self, group: Sequence[GlobalBatch], batch_plan: BatchPlan, size: int, runs: Runs, orders: Sequence[Sequence[CallOrders]]
+        self,
+        group: Sequence[GlobalBatch],
+        batch_plan: BatchPlan,
+        round_: Round,
+        orders: Orders,
     ) -> CallResult:
-        """Call the program for replicas of a size: each device runs its own by its orders."""
-        program, args = self._prepare(group, batch_plan, size, runs, orders)
+        """Call the program for the replicas of a round: each device runs its own by its orders."""
+        program, args = self._prepare(group, batch_plan, round_, orders)
         with delay_interrupts():
             self._device_state.work, done = program(*args)
         return done
-
-    def is_same_program(self, *calls: tuple[GlobalBatch, int]) -> bool:
-        """Return whether calls for replicas of these batches, of these sizes, are of one program."""
-        return len({(batch.rows, batch.sizes, self._inputs.kind(batch, size)) for batch, size in calls}) == 1
 
     def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
         cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
         key = cut, self._inputs.kind(batch, batch_plan.size_at_end)
         if key not in self._digests:
-            nothing = (None,) * self._mesh.size
-            self._prepare([batch], batch_plan, batch_plan.size_at_end, nothing, [[NOTHING]] * self._mesh.size)
+            self._prepare([batch], batch_plan, batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
         return self._digests[key]
 
     def _prepare(
-        self, group: Sequence[GlobalBatch], batch_plan: BatchPlan, size: int, runs: Runs, orders: Sequence[Sequence[CallOrders]]
+        self,
+        group: Sequence[GlobalBatch],
+        batch_plan: BatchPlan,
+        round_: Round,
+        orders: Orders,
     ) -> tuple[Compiled, Arguments]:
         """Return the program, loaded on the devices, and its arguments."""
         batch = group[0]
         args = (
             self._device_state.work,
-            self._inputs.send_orders(tuple(map(tuple, orders))),
+            self._inputs.send_orders(orders),
             self._inputs.send_constants(),
-            self._inputs.send_batches(group, size, runs),
+            self._inputs.send_batches(group, round_),
         )
-        kind = self._inputs.kind(batch, size)
+        kind = self._inputs.kind(batch, round_.size)
         cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
         self._traced = cut, kind
         return self._programs[cut].find_or_load(self._mesh, kind, *args), args

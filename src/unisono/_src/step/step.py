@@ -17,7 +17,7 @@ from unisono._src.step.call_orders import CallOrders
 from unisono._src.step.device_state import DeviceState
 from unisono._src.step.parted_steps import CallOutcome, PartedSteps
 from unisono._src.step.phased_steps import PhasedSteps
-from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch
+from unisono._src.step.plan import BatchPlan, Round, plan_batch
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
@@ -189,9 +189,11 @@ class Step:
             for start in range(0, len(same), most):
                 yield same[start : start + most]
 
-    def _run_together(self, group: list[GlobalBatch], batch_plan: BatchPlan, run: ReplicaRun) -> CallOutcome:
+    def _run_together(self, group: list[GlobalBatch], batch_plan: BatchPlan, whole: Round) -> CallOutcome:
         """Run whole steps in one call, on one device."""
-        cut = self._call.cut(group[0], batch_plan, self._device_state.shapes)
-        orders = CallOrders(len(group), first=run.first, replicas=run.count, end=cut.phases, summing=1, finishing=1)
-        done = self._call(group, batch_plan, run.size, (run,), [[orders]])
-        return CallOutcome(done.logs, [RunOutput(self._mesh, (run,), done.outputs)], done.digests)
+        phases = self._call.cut(group[0], batch_plan, self._device_state.shapes).phases
+        (run,) = whole.runs
+        assert run is not None
+        orders = CallOrders(len(group), first=run.first, replicas=run.count, end=phases, summing=1, finishing=1)
+        done = self._call(group, batch_plan, whole, ((orders,),))
+        return CallOutcome(done.logs, [RunOutput(self._mesh, whole.runs, done.outputs)], done.digests)
