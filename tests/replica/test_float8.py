@@ -14,7 +14,8 @@ from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_same_bits, fitting, on, rows, run
 
 X, Y = 3 * rows(ROWS, 5), rows(ROWS, 2, seed=1)
-FIT = fitting(X, Y, batch_size=BATCH, epochs=cases(2, 4))
+EPOCHS = cases(2, 4)
+FIT = fitting(X, Y, batch_size=BATCH, epochs=EPOCHS)
 
 
 def quantized(model=keras.Sequential):
@@ -59,7 +60,7 @@ def in_a_loop(strategy):
         _, gradients = un.value_and_grad(lambda: loss(y, model(x, training=True)), model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
 
-    for _ in range(4):
+    for _ in range(EPOCHS):
         for batch in strategy.distribute_dataset((X, Y), batch_size=BATCH):
             strategy.run(step, args=(batch,))
     return model

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend import core
 
-from unisono._src.operands import get_dtype, list_variables
+from unisono._src.operands import get_dtype, get_shape, list_variables
 from unisono._src.phases.kinds import Kind, Local, Merge
 from unisono._src.phases.planned import Planned
 from unisono._src.phases.twins import Equation, Twins
@@ -56,6 +56,8 @@ def is_linear(equation: Equation) -> bool:
     operands, results = equation.whole.invars, equation.whole.outvars
     if equation.name == "convert_element_type":
         return np.can_cast(get_dtype(operands[0]), get_dtype(results[0]))
+    if equation.name == "reduce_sum":  # of nothing but axes of one element, as in the gradient of a bias
+        return all(get_shape(operands[0])[axis] == 1 for axis in equation.whole.params["axes"])
     return equation.name in SUMS or (equation.name in MOVES and len(operands) == 1)
 
 

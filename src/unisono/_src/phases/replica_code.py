@@ -6,6 +6,9 @@ of their own rows: of a copy of the equations behind it, in a scope of its own. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import enter_scope
@@ -13,6 +16,7 @@ from unisono._src.marks import OUTPUT, REPLICA, REPLICA_SCOPE, SUM, is_marked
 from unisono._src.operands import Atom, get_type, list_variables
 from unisono._src.phases.kinds import Everywhere, Kind
 from unisono._src.phases.twins import Equation, Twins, has_same_literals
+from unisono._src.typed_jax import finfo
 
 
 def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
@@ -24,9 +28,17 @@ def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
     def rename(atom: Atom) -> Atom:
         return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
 
+    makers = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
     equations: list[Equation] = []
+    shapes = dict(twins.shapes)
     for place, equation in enumerate(twins.equations):
         is_mark = is_of_replica(equation.whole)
+        if is_mark and is_marked(equation.whole, SUM) and (roundings := list_roundings(equation.whole.invars[0], makers)):
+            mark, *after = put_sum_before(equation, roundings)
+            shapes |= {one.whole.outvars[0]: shapes[equation.whole.outvars[0]] for one in (mark, *after)}
+            whole = enter_scope(mark.whole, REPLICA_SCOPE).replace(invars=list(map(rename, mark.whole.invars)))
+            equations += [mark._replace(whole=whole), *after]
+            continue
         if not is_mark:
             equations.append(equation)
         if is_mark or place in copied:
@@ -35,8 +47,40 @@ def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
                 names |= {variable: core.Var(get_type(variable)) for variable in equation.whole.outvars}
                 copy = copy.replace(outvars=[names[variable] for variable in equation.whole.outvars])
             equations.append(equation._replace(whole=copy))
-    shapes = twins.shapes | {copy: twins.shapes[variable] for variable, copy in names.items()}
+    shapes |= {copy: twins.shapes[variable] for variable, copy in names.items()}
     return twins._replace(equations=equations, shapes=shapes)
+
+
+def list_roundings(value: Atom, makers: Mapping[core.Var, Equation]) -> list[Equation]:
+    """Return the conversions, first one first, that lead to a value from where it had the most digits; none where no digit is lost."""
+    chain: list[Equation] = []
+    digits = [count_digits(value)]
+    while isinstance(value, core.Var) and value in makers and makers[value].name == "convert_element_type":
+        chain.append(makers[value])
+        (value,) = chain[-1].whole.invars
+        digits.append(count_digits(value))
+    place = max(range(len(digits)), key=lambda number: (digits[number], number))
+    return chain[:place][::-1] if min(digits[: place + 1]) < digits[place] else []
+
+
+def count_digits(value: Atom) -> int:
+    """Return how many binary digits a number of this dtype has behind the first; 0 where it is no floating-point number."""
+    dtype = get_type(value).dtype
+    return int(finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def put_sum_before(mark: Equation, roundings: Sequence[Equation]) -> list[Equation]:
+    """Return a mark of a sum before conversions, and the conversions of the sum: what replicas add up is not rounded in each of them."""
+    made: list[Equation] = []
+    value = roundings[0].whole.invars[0]
+    for equation in (mark, *roundings):
+        is_last = equation is roundings[-1]
+        result = (
+            mark.whole.outvars[0] if is_last else core.Var(get_type(value if equation is mark else equation.whole.outvars[0]))
+        )
+        made.append(equation._replace(whole=equation.whole.replace(invars=[value], outvars=[result])))
+        value = result
+    return made
 
 
 def find_behind_marks(twins: Twins) -> set[int]:
