@@ -18,6 +18,7 @@ from sizes import ROWS_AT_ONCE, cases, slow
 from unisono._src import reduction_tree
 from unisono._src.device_mesh import get_mesh
 from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
+from unisono._src.exchange.collectives import read_bits, view_bits
 from unisono._src.exchange.protocol import FinishedSums, SumDescription
 from unisono._src.exchange.transfers import add_vectors
 from unisono._src.packing import pack_tree
@@ -108,3 +109,11 @@ def test_training_over_collectives_has_the_bits_of_transfers(devices):
 def test_adding_is_the_only_arithmetic():
     left, right = jnp.float32(1e8), jnp.float32(1)
     assert add_vectors({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+def test_words_travel_as_numbers_of_a_sum(dtype):
+    words = np.array([0, 1, -1, 2**31 - 1, -(2**31), 0x7FC00001, 0x7F800001], np.int32)
+    there = np.asarray(view_bits(words, jnp.dtype(dtype)))
+    assert (there.dtype.kind, there.dtype.itemsize) == ("u", jnp.dtype(dtype).itemsize)
+    assert np.array_equal(read_bits(jnp.stack([there, there]), len(words)), [words, words])

@@ -44,6 +44,12 @@ class ForiLoop(Protocol):
     def __call__(self, lower: int | Array, upper: int | Array, body: Callable[[Array, T], T], start: T, /) -> T: ...
 
 
+class MapRows(Protocol):
+    """`lax.map`."""
+
+    def __call__(self, function: Callable[[Array], T], rows: Array, /) -> T: ...
+
+
 class Jit(Protocol):
     """`jax.jit`, without its options for arguments."""
 
@@ -87,7 +93,7 @@ jit: Jit = jax.jit
 make_jaxpr: Callable[[UserFunction], Callable[..., core.ClosedJaxpr]] = jax.make_jaxpr
 make_jaxpr_and_shape: Callable[..., Callable[..., tuple[core.ClosedJaxpr, PyTree]]] = partial(jax.make_jaxpr, return_shape=True)
 mark_value: Callable[[Array, str], Array] = checkpoint_name
-map_rows: Callable[[Callable[[Array], Array], Array], Array] = lax.map
+map_rows: MapRows = lax.map
 map_tree: MapTree = jax.tree.map
 optimization_barrier: Identity = lax.optimization_barrier
 pad: Callable[[Array, Sequence[tuple[int, int]]], Array] = jnp.pad

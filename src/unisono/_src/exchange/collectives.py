@@ -29,7 +29,7 @@ from unisono._src.xla.determinism import get_compiler_options
 Schedule: TypeAlias = tuple[tuple[Node, ...], ...]
 """For each device, its nodes."""
 
-SumProgram: TypeAlias = Callable[[Sequence[PackedTree], Array | None], tuple[PackedTree, Array | None]]
+SumProgram: TypeAlias = Callable[[Sequence[PackedTree], Array], tuple[PackedTree, Array]]
 """Of the nodes and the words that the devices send, it makes the total and all words, on each device."""
 
 BLOCK = 1_250_000
@@ -87,7 +87,7 @@ class ProcessSum:
         with get_activity().report_waiting("for a sum"):
             result = program(*everything)
             total, received = typed_jax.block_until_ready(result) if on_cpu else result
-        return typed_jax.map_tree(find_own_data, total), np.asarray(find_own_data(cast(Array, received)))
+        return typed_jax.map_tree(find_own_data, total), np.asarray(find_own_data(received))
 
     def _join(self, array: Array) -> Array:
         """Return an array over all processes, of which ours is this one."""
@@ -107,7 +107,7 @@ def make_total_program(mesh: Mesh, leaves: int, schedule: Schedule) -> Callable[
     def run_on_device(before: Sequence[PackedTree], last: PackedTree) -> PackedTree:
         def put_total(name: str) -> Array:
             own = [sums[name][0] for sums in (*before, last)]
-            return last[name].at[0].set(sum_nodes(leaves, schedule, own, platform))
+            return last[name].at[0].set(sum_nodes(leaves, schedule, own, platform)[0])
 
         return {name: put_total(name) for name in last}
 
@@ -117,33 +117,65 @@ def make_total_program(mesh: Mesh, leaves: int, schedule: Schedule) -> Callable[
 
 
 def make_sum_program(mesh: Mesh, leaves: int, schedule: Schedule) -> SumProgram:
-    """Return the program that sums nodes of several processes."""
+    """Return the program that sums nodes of several processes. Their words travel with the nodes of one dtype: each message takes its time."""
     platform: str = mesh.devices[0].platform
 
-    def run_on_device(nodes: Sequence[PackedTree], words: Array | None) -> tuple[PackedTree, Array | None]:
-        received = typed_jax.map_tree(lambda own: typed_jax.all_gather(own[0], AXIS), words)
-        return {name: sum_nodes(leaves, schedule, [node[name] for node in nodes], platform) for name in nodes[0]}, received
+    def run_on_device(nodes: Sequence[PackedTree], words: Array) -> tuple[PackedTree, Array]:
+        totals: PackedTree = {}
+        received = None
+        for name in nodes[0]:
+            own = [node[name] for node in nodes]
+            totals[name], told = sum_nodes(leaves, schedule, own, platform, words[0] if received is None else NO_WORDS)
+            received = told if received is None else received
+        return totals, typed_jax.all_gather(words[0], AXIS) if received is None else received
 
     run = jax.shard_map(run_on_device, mesh=mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False)
     return typed_jax.jit(run, compiler_options=get_compiler_options(platform))
 
 
-def sum_nodes(leaves: int, schedule: Schedule, own: Sequence[Array], platform: str) -> Array:
-    """Return the sum of the nodes of all devices, of which `own` lie on this device."""
-    width = own[0].shape[0]
+NO_WORDS = np.zeros(0, np.int32)
+
+
+def sum_nodes(
+    leaves: int, schedule: Schedule, own: Sequence[Array], platform: str, words: Array | np.ndarray = NO_WORDS
+) -> tuple[Array, Array]:
+    """Return (the sum of the nodes of all devices, of which `own` lie on this device, the words of all devices)."""
+    width, dtype = own[0].shape[0], own[0].dtype
     blocks = max(1, round(width / BLOCK)) if platform == "cpu" else 1
     padded = typed_jax.pad(jnp.stack(own), ((0, 0), (0, -width % (blocks * len(schedule)))))
     nodes = padded.reshape(len(own), blocks, -1)
     in_pairs = len(schedule) == 2 and len(own) == 1
+    parts = 1 if in_pairs else len(schedule)
+    bits = view_bits(words, dtype)
+    sent = jnp.broadcast_to(bits, (len(own), parts, len(bits)))
 
-    def sum_of_block(number: int | Array) -> Array:
-        block = typed_jax.take_index(nodes, number, axis=1, keepdims=False)
-        pieces = swap_nodes(block) if in_pairs else deal_out_nodes(block, len(schedule))
-        total = sum_slices(leaves, schedule, pieces)
-        return total if in_pairs else typed_jax.all_gather(total, AXIS, tiled=True)
+    def sum_of_block(number: int | Array) -> tuple[Array, Array]:
+        block = typed_jax.take_index(nodes, number, axis=1, keepdims=False).reshape(len(own), parts, -1)
+        with_words = jnp.concatenate([lax.bitcast_convert_type(block, bits.dtype), sent], axis=2)
+        pieces = swap_nodes(with_words[:, 0]) if in_pairs else deal_out_nodes(with_words)
+        count = block.shape[2]
+        total = sum_slices(leaves, schedule, lax.bitcast_convert_type(pieces[..., :count], dtype))
+        return total if in_pairs else typed_jax.all_gather(total, AXIS, tiled=True), pieces[:, 0, count:]
 
-    total = sum_of_block(0) if blocks == 1 else typed_jax.map_rows(sum_of_block, jnp.arange(blocks)).reshape(-1)
-    return total[:width]
+    if blocks == 1:
+        total, received = sum_of_block(0)
+    else:
+        totals, all_received = typed_jax.map_rows(sum_of_block, jnp.arange(blocks))
+        total, received = totals.reshape(-1), all_received[0]
+    return total[:width], read_bits(received, len(words))
+
+
+def view_bits(words: Array | np.ndarray, dtype: np.dtype) -> Array:
+    """Return the bits of whole numbers, as unsigned numbers of the size of a dtype: these travel unchanged, whatever a device does with NaN."""
+    whole = jnp.asarray(words).astype("int64" if dtype.itemsize == 8 else "int32")
+    return lax.bitcast_convert_type(whole, f"uint{8 * dtype.itemsize}").reshape(-1)
+
+
+def read_bits(received: Array, count: int) -> Array:
+    """Return the whole numbers of each device, of which `view_bits` has made these."""
+    size = received.dtype.itemsize
+    parts = received.reshape(len(received), count, -1) if size < 4 else received
+    return lax.bitcast_convert_type(parts, "int64" if size == 8 else "int32").astype("int32")
 
 
 def sum_slices(leaves: int, schedule: Schedule, pieces: Array) -> Array:
@@ -157,10 +189,9 @@ def sum_slices(leaves: int, schedule: Schedule, pieces: Array) -> Array:
     return cast(Array, total)  # some replica has rows
 
 
-def deal_out_nodes(nodes: Array, devices: int) -> Array:
-    """Return this device's slice of the nodes of all devices: (device, node, element)."""
-    slices = nodes.reshape(len(nodes), devices, -1)
-    return typed_jax.all_to_all(slices, AXIS, split_axis=1, concat_axis=0)
+def deal_out_nodes(nodes: Array) -> Array:
+    """Return this device's slice of the nodes (node, slice, element) of all devices: (device, node, element)."""
+    return typed_jax.all_to_all(nodes, AXIS, split_axis=1, concat_axis=0)
 
 
 def swap_nodes(nodes: Array) -> Array:

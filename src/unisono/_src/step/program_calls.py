@@ -120,7 +120,8 @@ class ProgramCalls:
         program, args = self._prepare(group, batch_plan, round_, orders)
         with delay_interrupts():
             self._device_state.work, done = program(*args)
-        return done
+        logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True))
+        return done._replace(logs=logs)
 
     def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""

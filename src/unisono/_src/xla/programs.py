@@ -33,7 +33,7 @@ from unisono._src.typing import AnyArray, Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
-"""Errors of JAX for machine code that cannot be serialized."""
+"""Errors of JAX for machine code that cannot be serialized, or not be loaded on other devices."""
 
 
 class FixedProgramError(Exception):
@@ -247,5 +247,8 @@ class PortableProgram:
             shardings = list(map(sharding.__getitem__, cut_arguments)), list(map(sharding.__getitem__, cut_results))
         loaded = self._loaded.get(key)
         if loaded is None:
-            loaded = self._loaded[key] = load_on_devices(*self._serialized, mesh.devices, shardings)
+            try:
+                loaded = self._loaded[key] = load_on_devices(*self._serialized, mesh.devices, shardings)
+            except NOT_PORTABLE as error:
+                raise FixedProgramError(f"{type(error).__name__}: {error}") from error
         return loaded
