@@ -26,6 +26,7 @@ TITLES = {
     "one batch": "Eight replicas on one device against one batch",
     "sizes": "A step against the size of the model",
     "loop": "A loop of the user's own against fit",
+    "calls": "What Python does for a step",
     "checkpoint": "What a save costs a training of 105 MB",
     "recording": "What a record of each step costs a training",
     "verification": "What it costs to verify each step",

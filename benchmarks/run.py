@@ -27,6 +27,7 @@ PARTS = {
     "start": "start",
     "scaling": "sizes",
     "loop": "loop",
+    "calls": "calls",
     "checkpoint": "checkpoint",
     "recording": "recording",
     "verification": "verification",

@@ -17,6 +17,7 @@ PARTS = {
     "start": ["start"],
     "scaling": ["replicas", "one batch", "sizes"],
     "loop": ["loop"],
+    "calls": ["calls"],
     "checkpoint": ["checkpoint"],
     "recording": ["recording"],
     "verification": ["verification"],
