@@ -21,7 +21,7 @@ import torch.multiprocessing
 from timing import Ready, report_epochs
 from torch import nn
 from torch.nn import functional
-from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, RESNET, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, MORE, RESNET, TINY, TOKENS, VOCABULARY, WIDTH, WORKLOADS
 
 
 class FromKeras(nn.Module):
@@ -178,8 +178,9 @@ def make_model_and_optimizer(name: str) -> tuple[nn.Module, Any]:
         "W1 MNIST, two convolutions": lambda: (mnist(32, 64), adam(1e-3)),
         "W1 MNIST, one convolution": lambda: (mnist(32), adam(1e-3)),
         "W2 CIFAR": lambda: (Cifar(), sgd(0.1)),
-        "W3 MLP, batch 32": lambda: (mlp(), adam(1e-4)),
-        "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
+        TINY: lambda: (mlp(64, 32, nn.ReLU()), adam(1e-3)),
+        "W3 MLP, batch 32": lambda: (mlp(784, 128, nn.Sigmoid()), adam(1e-4)),
+        "W3 MLP, batch 6000": lambda: (mlp(784, 128, nn.Sigmoid()), adam(1e-4)),
         "W4 transformer": lambda: (Transformer(), adam(1e-4)),
         "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
         "W6 ResNet-50": lambda: (ResNet(), sgd(0.01)),
@@ -188,8 +189,8 @@ def make_model_and_optimizer(name: str) -> tuple[nn.Module, Any]:
     }[name]()
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.Sigmoid(), nn.Linear(128, CLASSES))
+def mlp(inputs: int, width: int, activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), activation, nn.Linear(width, CLASSES))
 
 
 def train_process(process: int, name: str, settings: dict[str, Any], port: int) -> None:
@@ -204,7 +205,7 @@ def train_process(process: int, name: str, settings: dict[str, Any], port: int) 
     optimizer = optimizer_of(model.parameters())
     step: Any = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     step = torch.compile(step) if settings.get("compile") else step
-    workload = WORKLOADS[name]
+    workload = (WORKLOADS | MORE)[name]
     x, y = (torch.from_numpy(np.ascontiguousarray(array)) for array in workload.data())
     y = y.long()
     share = workload.batch // processes

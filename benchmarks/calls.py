@@ -27,13 +27,15 @@ jax.config.update("jax_num_cpu_devices", 8)  # before anything starts JAX
 
 # isort: split
 import keras
-import numpy as np
 import results
 from jax._src import pjit, util
+from workloads import MORE, TINY
 
 from unisono._src.fit import steps_per_call
 
-BATCH, FEATURES, CLASSES, REPLICAS = 64, 64, 10, 8
+WORKLOAD = MORE[TINY]
+BATCH = WORKLOAD.batch
+REPLICAS = 8
 LONG, SHORT = 64, 32
 """Batches of the two epochs."""
 
@@ -97,21 +99,14 @@ def watch_calls(counts: Counts) -> Iterator[None]:
 
 def make_model(strategy: Any) -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
-    layers = keras.layers
     with strategy.scope():
-        net = [layers.Input((FEATURES,)), layers.Dense(32, "relu"), layers.Dense(CLASSES)]
-        return keras.Sequential(net), keras.optimizers.Adam()
-
-
-def make_rows(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.random((BATCH * steps, FEATURES), "float32"), rng.integers(0, CLASSES, BATCH * steps).astype("int32")
+        return WORKLOAD.model(keras)
 
 
 def prepare_fit(strategy: Any) -> Callable[[int], Any]:
     model, optimizer = make_model(strategy)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    rows = {steps: make_rows(steps) for steps in (LONG, SHORT)}
+    model.compile(optimizer, WORKLOAD.loss(keras), metrics=["accuracy"])
+    rows = {steps: WORKLOAD._replace(steps=steps).data() for steps in (LONG, SHORT)}
     return lambda steps: model.fit(*rows[steps], batch_size=BATCH, shuffle=False, verbose=0)
 
 
@@ -131,7 +126,7 @@ def prepare_loop(strategy: Any) -> Callable[[int], Any]:
         optimizer.apply(gradients, model.trainable_variables)
         return value
 
-    x, y = make_rows(LONG)
+    x, y = WORKLOAD._replace(steps=LONG).data()
     batches = [(x[first : first + BATCH], y[first : first + BATCH]) for first in range(0, len(x), BATCH)]
     datasets = {steps: strategy.distribute_dataset(batches[:steps]) for steps in (LONG, SHORT)}
 

@@ -28,6 +28,7 @@ PARTS = {
     "scaling": "sizes",
     "loop": "loop",
     "calls": "calls",
+    "devices": "devices",
     "checkpoint": "checkpoint",
     "recording": "recording",
     "verification": "verification",

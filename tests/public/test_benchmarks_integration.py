@@ -18,6 +18,7 @@ PARTS = {
     "scaling": ["replicas", "one batch", "sizes"],
     "loop": ["loop"],
     "calls": ["calls"],
+    "devices": ["devices"],
     "checkpoint": ["checkpoint"],
     "recording": ["recording"],
     "verification": ["verification"],
@@ -75,7 +76,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path):
     assert (measured / "memory.json").read_text() == (earlier / "memory.json").read_text()
 
 
-@pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py"])
+@pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py", "devices.py"])
 def test_what_is_said_of_settings_and_of_operations_holds(script):
     done = python("-m", "doctest", str(BENCHMARKS / script))
     assert (done.returncode, done.stdout) == (0, "")
