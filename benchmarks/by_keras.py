@@ -36,7 +36,8 @@ def make_scope(contender: str, settings: dict[str, Any]) -> Any:
         jax.config.update("jax_num_cpu_devices", settings["devices"])
         import keras
 
-        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+        devices = keras.distribution.list_devices()[: settings["devices"]]
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False))
         return contextlib.nullcontext()
     if contender in ("keras-tensorflow", "tf-mirrored"):
         import tensorflow as tf

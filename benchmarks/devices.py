@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import results
@@ -22,10 +22,11 @@ from peers import measure_settings
 from workloads import TINY
 
 CHOSEN = [TINY, "W1 MNIST, two convolutions", "W2 CIFAR", "W3 MLP, batch 32", "W4 transformer"]
-DEVICES = (2,) if results.SMALL else (1, 2, 4, 8)
-PROCESSES = (2,) if results.SMALL else (1, 2, 4)
 OURS = "Unisono"
-BY_DEVICES, BY_PROCESSES = "devices, R = 8", "processes, R = 4"
+BY_DEVICES, BY_PROCESSES = "devices", "processes"
+REPLICAS = {BY_DEVICES: 8, BY_PROCESSES: 4}
+COUNTS = {BY_DEVICES: (2,) if results.SMALL else (1, 2, 4, 8), BY_PROCESSES: (2,) if results.SMALL else (1, 2, 4)}
+"""On how many devices of a process, and in how many processes."""
 
 
 class Column(NamedTuple):
@@ -35,16 +36,16 @@ class Column(NamedTuple):
         contender: What trains.
         kind: Whether rows are numbers of devices or of processes.
         settings: Makes its settings from that number.
-        is_launched: Whether `unisono launch` starts its processes.
+        launch: What `unisono launch`, which starts its processes, is told beside their number; None: it starts nothing.
     """
 
     contender: Contender
     kind: str
     settings: Callable[[int], Settings]
-    is_launched: bool = False
+    launch: tuple[str, ...] | None = None
 
 
-def list_columns(workload: str) -> list[tuple[str, Column]]:
+def list_columns(workload: str, replicas: Mapping[str, int] = REPLICAS) -> list[tuple[str, Column]]:
     """Return the contenders by name; ours is there twice."""
     is_image = workload.startswith(("W1", "W2"))
     everybody = list_contenders(os.cpu_count() or 1, is_image)
@@ -53,8 +54,13 @@ def list_columns(workload: str) -> list[tuple[str, Column]]:
     ours = Contender(("by_keras.py", "ours"), {}, is_peer=False)
     others = {name: everybody[name] for name in ("Keras DataParallel on JAX", "tf.distribute")}
     return [
-        (OURS, Column(ours, BY_DEVICES, lambda count: {"strategy": {"devices": count, "replicas": 8}})),
-        (OURS, Column(launched, BY_PROCESSES, lambda _: {"strategy": {"devices": 1, "replicas": 4}}, is_launched=True)),
+        (OURS, Column(ours, BY_DEVICES, lambda count: {"strategy": {"devices": count, "replicas": replicas[BY_DEVICES]}})),
+        (
+            OURS,
+            Column(
+                launched, BY_PROCESSES, lambda _: {"strategy": {"devices": 1, "replicas": replicas[BY_PROCESSES]}}, ("--cpu",)
+            ),
+        ),
         *((name, Column(contender, BY_DEVICES, by_devices)) for name, contender in others.items()),
         (
             "torch DDP",
@@ -64,21 +70,26 @@ def list_columns(workload: str) -> list[tuple[str, Column]]:
     ]
 
 
-def measure_rows(workload: str, columns: list[tuple[str, Column]], rounds: int) -> list[results.Row]:
-    """Return a row for each number of devices, and of processes."""
-    rows = []
-    for kind, counts in {BY_DEVICES: DEVICES, BY_PROCESSES: PROCESSES}.items():
-        for count in counts:
-            found: dict[str, list[float | str]] = {}
-            for _ in range(rounds):
-                for name, column in columns:
-                    if column.kind == kind and not list_reasons(found.setdefault(name, [])):
-                        processes = count if column.is_launched else None
-                        settings = column.settings(count)
-                        found[name].append(measure_settings(column.contender, workload, settings, processes=processes))
-            cells = {f"{name}, ms": format_found(found.get(name, [])) for name in dict(columns)}
-            rows.append({"workload": workload, "on": f"{count} {kind}"} | cells)
-    return rows
+def measure_row(workload: str, columns: list[tuple[str, Column]], kind: str, count: int, rounds: int) -> results.Row:
+    """Return what a step takes on so many devices, or in so many processes, by each contender that has rows of this kind."""
+    found: dict[str, list[float | str]] = {name: [] for name, _ in columns}
+    for _ in range(rounds):
+        for name, column in columns:
+            if column.kind == kind and not list_reasons(found[name]):
+                words = () if column.launch is None else ("--processes", str(count), "--devices-per-process", "1", *column.launch)
+                found[name].append(measure_settings(column.contender, workload, column.settings(count), launch=words))
+    return {"workload": workload, "on": format_count(count, kind)} | {
+        f"{name}, ms": format_found(one) for name, one in found.items()
+    }
+
+
+def format_count(count: int, kind: str) -> str:
+    """Return the name of a row.
+
+    >>> format_count(1, BY_PROCESSES), format_count(8, BY_DEVICES)
+    ('1 process', '8 devices')
+    """
+    return f"{count} {kind if count > 1 else kind.removesuffix('es' if kind == BY_PROCESSES else 's')}"
 
 
 def list_reasons(found: list[float | str]) -> list[str]:
@@ -109,7 +120,8 @@ def main() -> None:
         columns = [(name, column) for name, column in list_columns(workload) if name in given.contenders]
         with tempfile.TemporaryDirectory() as programs:  # compiled once: compiling is not what is timed
             os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
-            rows = measure_rows(workload, columns, given.rounds)
+            counts = [(kind, count) for kind, some in COUNTS.items() for count in some]
+            rows = [measure_row(workload, columns, kind, count, given.rounds) for kind, count in counts]
         kept = [row for row in kept if row["workload"] != workload] + rows
         results.keep_rows("devices", sorted(kept, key=lambda row: CHOSEN.index(row["workload"])))
     print(results.format_table([row for row in kept if row["workload"] in given.workloads]), flush=True)

@@ -61,8 +61,8 @@ and in torch on as many threads. Operations are counted as a direct computation 
 ([kernel_cases.py](kernel_cases.py)); "together" is all that a training step needs of the operation."""
 
 DEVICES = """Milliseconds a step, the fastest epoch of processes that take turns. A device is a CPU device of one process; a process has one
-device. Unisono's R is the same in all rows of one kind, so its bits are. "JAX by hand" is a step in `shard_map`, which adds gradients by
-`psum`, without rewrites. A text says why there is no number."""
+device. Unisono has R = 8 on devices and R = 4 in processes, so rows of one kind have the same bits. "JAX by hand" is a step in `shard_map`,
+which adds gradients by `psum`, without rewrites. A text says why there is no number."""
 
 CALLS = """Per step of a dense net of 2 400 parameters, R = 8, on CPU devices of one process ([calls.py](calls.py)). "at most" are limits
 that a test holds. All steps of one call of `fit` on one device are one run of an executable, which is no step's."""

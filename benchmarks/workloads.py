@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -197,7 +198,9 @@ MORE = {
 } | {TINY: Workload(64, 200, 5, floats(64), tiny, from_logits=True)}
 """Forms of the CIFAR net, for Keras and Unisono alone, and a net for steps on several devices."""
 
-if SMALL:
-    WORKLOADS, MORE = (
-        {name: workload._replace(steps=2, epochs=1) for name, workload in all_.items()} for all_ in (WORKLOADS, MORE)
-    )
+STEPS = "UNISONO_BENCHMARKS_STEPS"
+"""The environment variable that says how many steps an epoch has, where these are not the workload's."""
+
+if SMALL or STEPS in os.environ:
+    changes = {"steps": 2, "epochs": 1} if SMALL else {"steps": int(os.environ[STEPS])}
+    WORKLOADS, MORE = ({name: workload._replace(**changes) for name, workload in all_.items()} for all_ in (WORKLOADS, MORE))

@@ -49,6 +49,28 @@ def test_the_benchmark_of_flags_on_a_gpu_runs_without_one(tmp_path):
     assert prints["ours"] == prints["ours, again"] == prints["ours, no CUDA graphs"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_benchmark_of_several_gpus_runs_on_cpu_devices(tmp_path):
+    out = tmp_path / "gpus.json"
+    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), UNISONO_BENCHMARKS_SMALL="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert [row["on"] for row in found["bits"]] == ["1 device", "2 devices", "2 processes"]
+    assert set(found["same bits"].values()) == {"the same bits on 3 of 3 placements"}
+    assert [row["on"] for row in found["times"]] == ["2 devices", "2 processes"]
+    assert all(row["Unisono, ms"] > 0 for row in found["times"])
+
+
+def test_what_fails_on_several_gpus_is_kept_as_text(tmp_path):
+    out = tmp_path / "gpus.json"
+    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), "--seconds", "0", UNISONO_BENCHMARKS_SMALL="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert {row["failed"] for row in found["bits"] + found["times"]} == {"not begun after 0 s"}
+    assert set(found["same bits"].values()) == {"not run on 0 of 3 placements"}
+
+
 def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
     shutil.copytree(BENCHMARKS / "measured", tmp_path / "measured")
     done = python(str(BENCHMARKS / "pages.py"), str(tmp_path))
