@@ -170,9 +170,11 @@ def count_devices(cpu: int | None) -> int:
         return cpu
     command = [sys.executable, "-c", "import jax; print(len(jax.devices('gpu')))"]
     lines, reason = run_bounded(command, {}, LONGEST)
-    return (
-        int(lines[-1]) if not reason else sys.exit(f"JAX finds no GPU: install unisono[cuda13], or try --cpu 2. {reason[-300:]}")
-    )
+    if reason:
+        sys.exit(
+            f"\nJAX finds no GPU here. Install unisono[cuda13], or try the script by --cpu 2. JAX says: {reason.splitlines()[-1]}"
+        )
+    return int(lines[-1])
 
 
 def main() -> None:
