@@ -53,7 +53,8 @@ def test_the_benchmark_of_flags_on_a_gpu_runs_without_one(tmp_path):
 @pytest.mark.thorough
 def test_the_benchmark_of_several_gpus_runs_on_cpu_devices(tmp_path):
     out = tmp_path / "gpus.json"
-    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), UNISONO_BENCHMARKS_SMALL="1")
+    small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
+    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), **small)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert [row["on"] for row in found["bits"]] == ["1 device", "2 devices", "2 processes"]
