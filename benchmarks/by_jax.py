@@ -2,7 +2,8 @@
 
 python by_jax.py WORKLOAD SETTINGS-AS-JSON
 
-With {"form": {"rewritten": true}} the engine's rewrites are applied to it as well, and it is compiled with the engine's options.
+With {"form": {"rewritten": true}} the engine's rewrites are applied to it as well, and it is compiled with the engine's options. With
+{"form": {"devices": N}} each of N devices takes its rows of a batch, by `shard_map`, and adds gradients by collectives; without rewrites.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from applications_by_jax import mobilenet, resnet
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layers_by_jax import Model, Parameters, apply_dense, batch_norm, convolution, dense, glorot, keys, max_pool, normalized
 from recurrent_by_jax import gru, lstm
 from timing import report_epochs
-from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+from workloads import BLOCKS, CLASSES, HEADS, MORE, TINY, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+
+AXIS = "devices"
 
 
 def mnist(*features: int) -> Model:
@@ -71,14 +75,14 @@ def cifar() -> Model:
     return parameters, moving, logits
 
 
-def mlp() -> Model:
+def mlp(inputs: int, width: int, activation: Callable[[jax.Array], jax.Array]) -> Model:
     key = keys()
 
     def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        hidden = jax.nn.sigmoid(apply_dense(weights["hidden"], x.reshape(x.shape[0], -1)))
+        hidden = activation(apply_dense(weights["hidden"], x.reshape(x.shape[0], -1)))
         return apply_dense(weights["top"], hidden), other
 
-    return {"hidden": dense(key, 784, 128), "top": dense(key, 128, CLASSES)}, (), logits
+    return {"hidden": dense(key, inputs, width), "top": dense(key, width, CLASSES)}, (), logits
 
 
 def transformer() -> Model:
@@ -138,17 +142,20 @@ MADE: dict[str, tuple[Callable[[], Model], Any]] = {
     "W1 MNIST, two convolutions": (lambda: mnist(32, 64), functools.partial(adam, 1e-3)),
     "W1 MNIST, one convolution": (lambda: mnist(32), functools.partial(adam, 1e-3)),
     "W2 CIFAR": (cifar, functools.partial(sgd, 0.1)),
-    "W3 MLP, batch 32": (mlp, functools.partial(adam, 1e-4)),
-    "W3 MLP, batch 6000": (mlp, functools.partial(adam, 1e-4)),
+    "W3 MLP, batch 32": (lambda: mlp(784, 128, jax.nn.sigmoid), functools.partial(adam, 1e-4)),
+    "W3 MLP, batch 6000": (lambda: mlp(784, 128, jax.nn.sigmoid), functools.partial(adam, 1e-4)),
     "W4 transformer": (transformer, functools.partial(adam, 1e-4)),
     "W5 LSTM": (lstm, functools.partial(adam, 1e-3)),
     "W6 ResNet-50": (resnet, functools.partial(sgd, 0.01)),
     "W7 MobileNetV2": (mobilenet, functools.partial(sgd, 0.01)),
     "W8 GRU with masks": (gru, functools.partial(adam, 1e-3)),
+    TINY: (lambda: mlp(64, 32, jax.nn.relu), functools.partial(adam, 1e-3)),
 }
 
 
-def make_training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
+def make_training(
+    name: str, at_once: int = 1, is_rewritten: bool = False, devices: int = 1
+) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
     """(a jitted call over so many batches, the first state, what gives the batches of an epoch)"""
     make, optimize = MADE[name]
     parameters, other, logits_of = make()
@@ -165,6 +172,9 @@ def make_training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tu
             return each.mean(), (after, (logits.argmax(-1) == y).sum())
 
         (value, (after, right)), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
+        if devices > 1:
+            value, after, gradients = lax.pmean((value, after, gradients), AXIS)
+            right = lax.psum(right, AXIS)
         slots, parameters = optimize(slots, gradients, parameters)
         return (parameters, after, slots, (metrics[0] + value, metrics[1] + right)), None
 
@@ -180,8 +190,8 @@ def make_training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tu
 
         steps = rewrite_function(steps, jax.default_backend())
         options = get_compiler_options(jax.default_backend())
-    call = jax.jit(steps, donate_argnums=0, compiler_options=options)
-    workload = WORKLOADS[name]
+    call = jax.jit(steps, donate_argnums=0, compiler_options=options) if devices == 1 else share_rows(steps, devices)
+    workload = (WORKLOADS | MORE)[name]
     x, y = workload.data()
 
     def batches(epoch: int) -> Iterator[Any]:
@@ -193,13 +203,25 @@ def make_training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tu
     return call, (parameters, other, slots, (jnp.zeros(()), jnp.zeros((), "int32"))), batches
 
 
+def share_rows(steps: Callable[[Any, Any], Any], devices: int) -> Any:
+    """Return a jitted call in which each device takes its rows of the batches; all have the whole state."""
+    mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+    specs = PartitionSpec(), PartitionSpec(None, AXIS)
+    shared = jax.shard_map(steps, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return jax.jit(shared, donate_argnums=0, in_shardings=tuple(NamedSharding(mesh, spec) for spec in specs))
+
+
 def main() -> None:
     name = sys.argv[1]
     form = json.loads(sys.argv[2]).get("form", {})
     at_once = form.get("steps_per_call", 1)
-    if WORKLOADS[name].steps % at_once:
-        sys.exit(f"{at_once} steps a call do not divide an epoch of {WORKLOADS[name].steps}")
-    call, state, batches = make_training(name, at_once, form.get("rewritten", False))
+    devices = form.get("devices", 1)
+    workload = (WORKLOADS | MORE)[name]
+    if workload.steps % at_once:
+        sys.exit(f"{at_once} steps a call do not divide an epoch of {workload.steps}")
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
+    call, state, batches = make_training(name, at_once, form.get("rewritten", False), devices)
 
     def epoch(number: int) -> None:
         nonlocal state
@@ -207,7 +229,7 @@ def main() -> None:
             state = call(state, given)
         jax.block_until_ready(state)
 
-    report_epochs(WORKLOADS[name], epoch)
+    report_epochs(workload, epoch)
 
 
 if __name__ == "__main__":

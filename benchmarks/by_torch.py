@@ -1,6 +1,8 @@
 """Hand-written torch: the models of `workloads` as modules, a plain loop, alone or with DDP over gloo.
 
 python by_torch.py WORKLOAD SETTINGS-AS-JSON
+
+With {"cuda": true} each process has a GPU, and DDP is over NCCL.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch.multiprocessing
 from timing import Ready, report_epochs
 from torch import nn
 from torch.nn import functional
-from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, RESNET, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, MORE, RESNET, TINY, TOKENS, VOCABULARY, WIDTH, WORKLOADS
 
 
 class FromKeras(nn.Module):
@@ -178,8 +180,9 @@ def make_model_and_optimizer(name: str) -> tuple[nn.Module, Any]:
         "W1 MNIST, two convolutions": lambda: (mnist(32, 64), adam(1e-3)),
         "W1 MNIST, one convolution": lambda: (mnist(32), adam(1e-3)),
         "W2 CIFAR": lambda: (Cifar(), sgd(0.1)),
-        "W3 MLP, batch 32": lambda: (mlp(), adam(1e-4)),
-        "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
+        TINY: lambda: (mlp(64, 32, nn.ReLU()), adam(1e-3)),
+        "W3 MLP, batch 32": lambda: (mlp(784, 128, nn.Sigmoid()), adam(1e-4)),
+        "W3 MLP, batch 6000": lambda: (mlp(784, 128, nn.Sigmoid()), adam(1e-4)),
         "W4 transformer": lambda: (Transformer(), adam(1e-4)),
         "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
         "W6 ResNet-50": lambda: (ResNet(), sgd(0.01)),
@@ -188,23 +191,26 @@ def make_model_and_optimizer(name: str) -> tuple[nn.Module, Any]:
     }[name]()
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.Sigmoid(), nn.Linear(128, CLASSES))
+def mlp(inputs: int, width: int, activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), activation, nn.Linear(width, CLASSES))
 
 
 def train_process(process: int, name: str, settings: dict[str, Any], port: int) -> None:
     processes = settings.get("processes", 1)
     torch.set_num_threads(settings.get("threads", max(1, (os.cpu_count() or 1) // processes)))
+    device = torch.device("cuda", process) if settings.get("cuda") else torch.device("cpu")
     if processes > 1:
-        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=processes, rank=process)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, f"tcp://127.0.0.1:{port}", world_size=processes, rank=process)
     torch.manual_seed(0)
     model, optimizer_of = make_model_and_optimizer(name)
+    model = model.to(device)
     if settings.get("channels_last"):
         model = model.to(memory_format=torch.channels_last)
     optimizer = optimizer_of(model.parameters())
     step: Any = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     step = torch.compile(step) if settings.get("compile") else step
-    workload = WORKLOADS[name]
+    workload = (WORKLOADS | MORE)[name]
     x, y = (torch.from_numpy(np.ascontiguousarray(array)) for array in workload.data())
     y = y.long()
     share = workload.batch // processes
@@ -214,11 +220,15 @@ def train_process(process: int, name: str, settings: dict[str, Any], port: int) 
         for first in range(0, len(x), workload.batch):
             mine = order[first + process * share : first + (process + 1) * share]
             optimizer.zero_grad(set_to_none=True)
-            functional.cross_entropy(step(x[mine]), y[mine]).backward()
+            functional.cross_entropy(step(x[mine].to(device)), y[mine].to(device)).backward()
             optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     is_ready = (
-        cores.make_ready_check() if processes == 1 else functools.partial(is_ready_in_all, process, cores.make_ready_check())
+        cores.make_ready_check()
+        if processes == 1
+        else functools.partial(is_ready_in_all, process, device, cores.make_ready_check())
     )
     with contextlib.nullcontext() if process == 0 else contextlib.redirect_stdout(None):
         report_epochs(workload, epoch, is_ready)
@@ -226,9 +236,9 @@ def train_process(process: int, name: str, settings: dict[str, Any], port: int) 
         torch.distributed.destroy_process_group()
 
 
-def is_ready_in_all(process: int, is_ready: Ready) -> bool:
+def is_ready_in_all(process: int, device: torch.device, is_ready: Ready) -> bool:
     """Return the answer of process 0 in all processes, so that all train as many epochs."""
-    said = torch.tensor([process == 0 and is_ready()])
+    said = torch.tensor([process == 0 and is_ready()], device=device)
     torch.distributed.broadcast(said, 0)
     return bool(said)
 
@@ -236,6 +246,8 @@ def is_ready_in_all(process: int, is_ready: Ready) -> bool:
 def main() -> None:
     name = sys.argv[1]
     settings = json.loads(sys.argv[2])
+    if settings.get("cuda") and not torch.cuda.is_available():
+        sys.exit("torch has no CUDA here")
     with contextlib.closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

@@ -15,7 +15,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import results
@@ -86,18 +88,27 @@ def time_epochs(model: Any, workload: Workload) -> list[float]:
 
 def run_contender(name: str, limit: float) -> list[results.Row]:
     """Return a row for each workload that the contender finished within the limit."""
-    command = [sys.executable, __file__, "--run", name]
-    variables = os.environ | {"XLA_FLAGS": CONTENDERS[name].flags, "KERAS_BACKEND": "jax"}
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            out, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, _ = process.communicate()
+    lines, _ = run_bounded([sys.executable, __file__, "--run", name], {"XLA_FLAGS": CONTENDERS[name].flags}, limit)
     columns = "workload", "batch", "ms a step", "first epoch, s", "fingerprint"
-    return [
-        {"contender": name} | dict(zip(columns, json.loads(line), strict=True)) for line in out.splitlines() if line[:1] == "["
-    ]
+    return [{"contender": name} | dict(zip(columns, json.loads(line), strict=True)) for line in lines if line[:1] == "["]
+
+
+def run_bounded(command: Sequence[str], variables: Mapping[str, str], limit: float) -> tuple[list[str], str]:
+    """Return the lines that a process has printed within some seconds, and why it failed: nothing where it did not."""
+    environment = os.environ | {"KERAS_BACKEND": "jax"} | variables
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            try:
+                out, _ = process.communicate(timeout=limit)
+                reason = f"exit code {process.returncode}" if process.returncode else ""
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, _ = process.communicate()
+                reason = f"longer than {limit:g} s"
+        errors.seek(0)
+        said = errors.read().strip()
+    sys.stderr.write(said)
+    return out.splitlines(), f"{reason}: {said[-2000:]}" if reason else ""
 
 
 def main() -> None:

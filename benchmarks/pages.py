@@ -26,6 +26,8 @@ TITLES = {
     "one batch": "Eight replicas on one device against one batch",
     "sizes": "A step against the size of the model",
     "loop": "A loop of the user's own against fit",
+    "calls": "What Python does for a step",
+    "devices": "Several devices, and several processes",
     "checkpoint": "What a save costs a training of 105 MB",
     "recording": "What a record of each step costs a training",
     "verification": "What it costs to verify each step",
@@ -58,6 +60,16 @@ KERNELS = """GFLOP/s of the forward pass and of the gradients, in the programs t
 and in torch on as many threads. Operations are counted as a direct computation has them. Sizes are those of the workloads
 ([kernel_cases.py](kernel_cases.py)); "together" is all that a training step needs of the operation."""
 
+DEVICES = """Milliseconds a step, the fastest epoch of processes that take turns. A device is a CPU device of one process; a process has one
+device. Unisono has R = 8 on devices and R = 4 in processes, so rows of one kind have the same bits. "JAX by hand" is a step in `shard_map`,
+which adds gradients by `psum`, without rewrites. A text says why there is no number."""
+
+CALLS = """Per step of a dense net of 2 400 parameters, R = 8, on CPU devices of one process ([calls.py](calls.py)). "at most" are limits
+that a test holds. All steps of one call of `fit` on one device are one run of an executable, which is no step's."""
+
+TEXTS = {"kernels": KERNELS, "calls": CALLS, "devices": DEVICES}
+"""What is said above a table."""
+
 PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."
 
 
@@ -69,7 +81,7 @@ def format_page(folder: Path) -> str:
         if machine := find_machine(name, folder):
             parts.append(f"## {title}")
             parts += [f"![{title}](measured/{machine.name}/{name}.png)"] if name in ("kernels", *CHARTS) else []
-            parts += [KERNELS] if name == "kernels" else []
+            parts += [TEXTS[name]] if name in TEXTS else []
             parts.append(describe_other(machine, newest))
             parts.append(results.format_table(results.read_result(machine, name)).strip())
     for other in others:

@@ -20,7 +20,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import results
@@ -40,10 +40,16 @@ SLOW = 1.5
 Outcomes = dict[str, Any]
 
 
-def run_script(command: tuple[str, ...], workload: str, settings: Settings, variables: Mapping[str, str]) -> Any:
-    """Return the result that a script of this folder printed, or the reason of its failure."""
+def run_script(
+    command: tuple[str, ...], workload: str, settings: Settings, variables: Mapping[str, str], launch: Sequence[str] = ()
+) -> Any:
+    """Return the result that a script of this folder printed, or the reason of its failure.
+
+    With words for `unisono launch`, it runs in several processes, of which the first tells.
+    """
     script, *words = command
-    line = [sys.executable, str(HERE / script), *words, workload, json.dumps(settings)]
+    launcher = ["-m", "unisono", "launch", *launch] if launch else []
+    line = [sys.executable, *launcher, str(HERE / script), *words, workload, json.dumps(settings)]
     environment = os.environ | {"KERAS_BACKEND": "jax", "OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | variables
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=LONGEST, env=environment, check=False)
@@ -51,13 +57,16 @@ def run_script(command: tuple[str, ...], workload: str, settings: Settings, vari
         return f"longer than {LONGEST:g} s"
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
-    return json.loads(done.stdout.splitlines()[-1])
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if not launch or line.startswith("[0] ")]
+    return json.loads(lines[-1])
 
 
-def measure_settings(contender: Contender, workload: str, settings: Settings, epochs: int | None = None) -> float | str:
+def measure_settings(
+    contender: Contender, workload: str, settings: Settings, epochs: int | None = None, launch: Sequence[str] = ()
+) -> float | str:
     """Return the seconds a step of the fastest epoch, or why there is no such number."""
     variables = {"KERAS_BACKEND": contender.backend} | contender.variables | ({EPOCHS: str(epochs)} if epochs else {})
-    answer = run_script(contender.command, workload, settings, variables)
+    answer = run_script(contender.command, workload, settings, variables, launch)
     return answer if isinstance(answer, str) else min(answer)
 
 

@@ -50,7 +50,12 @@ def list_machines(folder: Path) -> list[Path]:
 
 def keep_machine() -> None:
     """Keep the processor, the versions and the date."""
-    names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy")
+    keep_rows("machine", describe_machine())
+
+
+def describe_machine(*more: str) -> Row:
+    """Return the processor, the date and the versions, also those of `more` packages."""
+    names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy", *more)
     versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -60,7 +65,7 @@ def keep_machine() -> None:
         "native kernels": describe_kernels(),
         "python": platform.python_version(),
     }
-    keep_rows("machine", machine | {"date": datetime.date.today().isoformat()} | versions)
+    return machine | {"date": datetime.date.today().isoformat()} | versions
 
 
 def read_processor() -> str:

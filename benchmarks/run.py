@@ -27,6 +27,8 @@ PARTS = {
     "start": "start",
     "scaling": "sizes",
     "loop": "loop",
+    "calls": "calls",
+    "devices": "devices",
     "checkpoint": "checkpoint",
     "recording": "recording",
     "verification": "verification",

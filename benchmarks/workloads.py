@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -122,6 +123,12 @@ def mlp(keras: Any) -> tuple[Any, Any]:
     return keras.Sequential([layers.Input((28, 28)), *hidden]), keras.optimizers.Adam(1e-4)
 
 
+def tiny(keras: Any) -> tuple[Any, Any]:
+    """What a step costs beside its operations is nearly all that this net's step takes."""
+    layers = keras.layers
+    return keras.Sequential([layers.Input((64,)), layers.Dense(32, "relu"), layers.Dense(CLASSES)]), keras.optimizers.Adam()
+
+
 def transformer(keras: Any) -> tuple[Any, Any]:
     """Padded places are masked in the attention and in the mean over the words."""
     layers = keras.layers
@@ -184,13 +191,16 @@ WORKLOADS = {
     "W7 MobileNetV2": Workload(32, 10, 3, floats(64, 64, 3), partial(application, name="MobileNetV2")),
     "W8 GRU with masks": Workload(64, 20, 5, sentences, gru, from_logits=True),
 }
+TINY = "MLP 64-32-10, batch 64"
 MORE = {
     f"W2 {kind}": Workload(128, 2, 3, floats(32, 32, 3), partial(cifar, kind=kind))
     for kind in ("strided", "depthwise", "separable")
-}
-"""Forms of the CIFAR net, for Keras and Unisono alone."""
+} | {TINY: Workload(64, 200, 5, floats(64), tiny, from_logits=True)}
+"""Forms of the CIFAR net, for Keras and Unisono alone, and a net for steps on several devices."""
 
-if SMALL:
-    WORKLOADS, MORE = (
-        {name: workload._replace(steps=2, epochs=1) for name, workload in all_.items()} for all_ in (WORKLOADS, MORE)
-    )
+STEPS = "UNISONO_BENCHMARKS_STEPS"
+"""The environment variable that says how many steps an epoch has, where these are not the workload's."""
+
+if SMALL or STEPS in os.environ:
+    changes = {"steps": 2, "epochs": 1} if SMALL else {"steps": int(os.environ[STEPS])}
+    WORKLOADS, MORE = ({name: workload._replace(**changes) for name, workload in all_.items()} for all_ in (WORKLOADS, MORE))

@@ -17,6 +17,8 @@ PARTS = {
     "start": ["start"],
     "scaling": ["replicas", "one batch", "sizes"],
     "loop": ["loop"],
+    "calls": ["calls"],
+    "devices": ["devices"],
     "checkpoint": ["checkpoint"],
     "recording": ["recording"],
     "verification": ["verification"],
@@ -47,6 +49,29 @@ def test_the_benchmark_of_flags_on_a_gpu_runs_without_one(tmp_path):
     assert prints["ours"] == prints["ours, again"] == prints["ours, no CUDA graphs"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_benchmark_of_several_gpus_runs_on_cpu_devices(tmp_path):
+    out = tmp_path / "gpus.json"
+    small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
+    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), **small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert [row["on"] for row in found["bits"]] == ["1 device", "2 devices", "2 processes"]
+    assert set(found["same bits"].values()) == {"the same bits on 3 of 3 placements"}
+    assert [row["on"] for row in found["times"]] == ["2 devices", "2 processes"]
+    assert all(row["Unisono, ms"] > 0 for row in found["times"])
+
+
+def test_what_fails_on_several_gpus_is_kept_as_text(tmp_path):
+    out = tmp_path / "gpus.json"
+    done = python(str(BENCHMARKS / "gpus.py"), "--cpu", "2", "--out", str(out), "--seconds", "0", UNISONO_BENCHMARKS_SMALL="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert {row["failed"] for row in found["bits"] + found["times"]} == {"not begun after 0 s"}
+    assert set(found["same bits"].values()) == {"not run on 0 of 3 placements"}
+
+
 def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
     shutil.copytree(BENCHMARKS / "measured", tmp_path / "measured")
     done = python(str(BENCHMARKS / "pages.py"), str(tmp_path))
@@ -74,7 +99,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path):
     assert (measured / "memory.json").read_text() == (earlier / "memory.json").read_text()
 
 
-@pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py"])
+@pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py", "devices.py"])
 def test_what_is_said_of_settings_and_of_operations_holds(script):
     done = python("-m", "doctest", str(BENCHMARKS / script))
     assert (done.returncode, done.stdout) == (0, "")
