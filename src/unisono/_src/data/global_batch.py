@@ -187,8 +187,8 @@ def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> Glob
     """Return a tree of arrays, or of `BatchArray`, as a step takes it; `is_cut` as in `wrap_arrays`."""
     if isinstance(batch, GlobalBatch):
         return batch
-    leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
-    if not all(isinstance(leaf, BatchArray) for leaf in leaves):
+    leaves, structure = jax.tree.flatten(batch)  # without asking each whether it is a leaf: loops come here for each batch
+    if [leaf for leaf in leaves if not isinstance(leaf, BatchArray)]:
         return as_global_batch(wrap_arrays(batch, copy=False, is_cut=is_cut), is_cut)
     shapes = [leaf.shape for leaf in leaves]
     if not are_uneven(shapes):

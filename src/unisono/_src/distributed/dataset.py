@@ -184,7 +184,7 @@ class DistributedIterator:
             if iterator is not None:
                 iterator.read_ahead((pass_, number))
 
-        shards = jax.tree.map(lambda rows: Shards(rows, self._dataset.placement, begun), batch, is_leaf=is_batch_array)
+        shards = jax.tree.map(lambda rows: Shards(rows, self._dataset.placement, begun), batch)
         return (pass_, number, batch), shards
 
     def read_ahead(self, position: Position) -> None:

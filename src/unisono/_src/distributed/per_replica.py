@@ -157,8 +157,10 @@ class PerReplica(NotOneArray):
 
     @property
     def own(self) -> dict[int, Array]:
-        """Return the values of the replicas of this process that had rows, each on its device."""
-        return {replica: value for output in self.outputs for replica, value in output.list_values(self.index).items()}
+        """Return the values of the replicas of this process that had rows, in their order, each on its device."""
+        return dict(
+            sorted((item for output in self.outputs for item in output.list_values(self.index).items()), key=lambda item: item[0])
+        )
 
     @property
     def count(self) -> int:

@@ -75,8 +75,8 @@ class ProcessSum:
             words: Whole numbers that we send to the others.
         """
         slots = max(map(len, description.nodes))
-        zeros = typed_jax.map_tree(lambda leaf: np.zeros(leaf.shape, leaf.dtype), description.like)
-        own = [zeros if node is None else node for node in nodes] + [zeros] * (slots - len(nodes))
+        filled = [*nodes, *[None] * (slots - len(nodes))]
+        own = [make_zeros(description.like) if node is None else node for node in filled]
         sent, sent_words = typed_jax.device_put((own, np.array([words], np.int32)), self._own)
         program = self._make_program(description.leaves, description.nodes)
         everything = typed_jax.map_tree(self._join, (sent, sent_words))
@@ -93,6 +93,10 @@ class ProcessSum:
         """Return an array over all processes, of which ours is this one."""
         shape = self._count * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, self._by_process, [array])
+
+
+def make_zeros(like: dict[str, jax.ShapeDtypeStruct]) -> PackedTree:
+    return typed_jax.map_tree(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
 
 def find_own_data(array: Array) -> Array:

@@ -48,7 +48,7 @@ class LentState:
                 array = array.copy()
             arrays.append(array)
         values = iter(arrays)
-        return tuple(list(itertools.islice(values, size)) for size in self._sizes)
+        return tuple([list(itertools.islice(values, size)) for size in self._sizes])
 
     def lend(self, state: State, is_whole: bool) -> None:
         """Put the newest state of the step into the variables, as far as there is one.

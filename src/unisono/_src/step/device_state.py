@@ -73,7 +73,7 @@ class DeviceState:
     @property
     def lead_state(self) -> State:
         """Return the newest state, on the lead."""
-        return tuple(map(self._mesh.on_lead, self._state))
+        return regroup(self._mesh.on_lead(flatten(self._state)), self._state)
 
     def receive_state(self, state: State) -> bool:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
@@ -89,8 +89,7 @@ class DeviceState:
         arrays = [leaf if array is None else array for leaf, array in zip(leaves, newest, strict=True)]
         for number, array in zip(away, sent, strict=True):
             arrays[number] = array
-        rest = iter(arrays)
-        self._state = tuple(list(itertools.islice(rest, len(group))) for group in state)
+        self._state = regroup(arrays, state)
         self._lent = ()
         return True
 
@@ -144,6 +143,12 @@ class DeviceState:
 
 def flatten(state: State) -> list[Array]:
     return list(itertools.chain.from_iterable(state))
+
+
+def regroup(arrays: list[Array], like: State) -> State:
+    """Return arrays in groups as large as those of a state."""
+    rest = iter(arrays)
+    return tuple([list(itertools.islice(rest, len(group))) for group in like])
 
 
 def make_blocks(tree: PyTree, mesh: DeviceMesh) -> PyTree:

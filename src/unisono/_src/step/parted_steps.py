@@ -76,8 +76,17 @@ class PartedSteps:
         self._note_end = note_end
         self._open: OpenStep | None = None
 
-    def run(self, batch: GlobalBatch, batch_plan: BatchPlan, verified: VerifiedReplica | None = None) -> None:
-        """Run a step until its totals are there. Its end is computed with the next step, or by `end`."""
+    def run(
+        self,
+        batch: GlobalBatch,
+        batch_plan: BatchPlan,
+        verified: VerifiedReplica | None = None,
+        send_next: Callable[[], None] | None = None,
+    ) -> None:
+        """Run a step until its totals are there. Its end is computed with the next step, or by `end`.
+
+        `send_next` sends rows of the next step. It is called while the devices work.
+        """
         if self._open is not None and not self._is_end_joined(self._open, batch, batch_plan):
             self.end()
         phases = self._call.cut(batch, batch_plan, self._device_state.shapes).phases
@@ -87,7 +96,8 @@ class PartedSteps:
         outputs: list[RunOutput] = []
         verified_phase = None if verified is None else self._choose_phase(verified, phases)
         for phase in range(phases):
-            sum_once = functools.partial(self._sum_phase, batch, batch_plan, phase)
+            ahead = send_next if phase == phases - 1 else None
+            sum_once = functools.partial(self._sum_phase, batch, batch_plan, phase, ahead)
             if verified is not None and phase == verified_phase:
                 step = self._open_verified(verified, batch, batch_plan, phase)
                 outputs, fault = step.sum_rounds(functools.partial(sum_once, verified=step))
@@ -121,7 +131,12 @@ class PartedSteps:
         return is_same and first is not None and first.size == batch_plan.size_at_end
 
     def _sum_phase(
-        self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int, verified: VerifiedStep | None = None
+        self,
+        batch: GlobalBatch,
+        batch_plan: BatchPlan,
+        phase: int,
+        send_next: Callable[[], None] | None,
+        verified: VerifiedStep | None = None,
     ) -> list[RunOutput]:
         """Run the replicas of a phase, and have their total on all devices: return their outputs."""
         finished: list[FinishedSums] = []
@@ -137,6 +152,8 @@ class PartedSteps:
             is_last = layer is layers[-1]
             sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
             finished.append(FinishedSums(layer.nodes, sums))
+        if send_next is not None:
+            send_next()
         if self._mesh.size > 1 or self._placement.processes is not None:  # else the one device has the total
             attempt = None if self._verification is None else self._verification.words
             like = self._device_state.describe_sums(phase)

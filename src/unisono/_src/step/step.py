@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from unisono._src.data.global_batch import GlobalBatch, want_row_digests
 from unisono._src.device_mesh import get_mesh
@@ -23,7 +22,7 @@ from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
-from unisono._src.step.traced_step import StepFunction
+from unisono._src.step.traced_step import RecordedStep
 from unisono._src.step.verification import Verification, VerifiedReplica
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Logs
@@ -32,13 +31,6 @@ MOST_STEPS = 64
 
 NO_OUTCOME = CallOutcome({}, [], [])
 """Before the first step of a call."""
-
-
-class RecordedStep(StepFunction, Protocol):
-    """A function whose steps are run."""
-
-    has_own_logs: bool
-    """Whether logs are others than the results of the metrics; known after a trace."""
 
 
 class Step:
@@ -104,23 +96,31 @@ class Step:
             self._has_state = True
             self._inspect(now[0])
             try:
-                for group in self._group_batches(now):
-                    self._run_group(group, verified)
+                groups = list(self._group_batches(now))
+                for group, following in itertools.zip_longest(groups, groups[1:]):
+                    self._run_group(group, following, verified)
             finally:
                 self._parted.end()
             if batches:
                 state = self.state
         return self._newest.logs, self._newest.outputs
 
-    def _run_group(self, group: list[GlobalBatch], verified: VerifiedReplica | None) -> None:
-        """Run the steps of a group."""
+    def _run_group(self, group: list[GlobalBatch], following: list[GlobalBatch] | None, verified: VerifiedReplica | None) -> None:
+        """Run the steps of a group, which another may follow."""
         batch_plan = self._plan_of(group[0])
         whole = None if verified else batch_plan.whole
         if whole is None:
-            self._parted.run(group[0], batch_plan, verified)
+            send_next = functools.partial(self._send_ahead, following) if following else None
+            self._parted.run(group[0], batch_plan, verified, send_next)
         else:
             self._parted.end()
             self._note_end(group, self._run_together(group, batch_plan, whole))
+
+    def _send_ahead(self, group: list[GlobalBatch]) -> None:
+        """Send the first rows of a step to the devices, before it asks for them."""
+        first = next((round_ for layer in self._plan_of(group[0]).layers for round_ in layer.rounds), None)
+        if first is not None:
+            self._inputs.send_batches(group[:1], first)
 
     def _note_end(self, group: list[GlobalBatch], outcome: CallOutcome) -> None:
         """Note steps that are finished."""

@@ -57,6 +57,13 @@ class StepShapes(NamedTuple):
     constants: Sequence[Array]
 
 
+class RecordedStep(StepFunction, Protocol):
+    """A function whose steps are run."""
+
+    has_own_logs: bool
+    """Whether logs are others than the results of the metrics; known after a trace."""
+
+
 class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 

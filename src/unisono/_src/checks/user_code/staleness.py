@@ -61,7 +61,7 @@ class CaptureSnapshot:
 
     @property
     def is_unchanged(self) -> bool:
-        return all(is_same_value(capture.value, then) for capture, then in self._values)
+        return not [then for capture, then in self._values if not is_same_value(capture.value, then)]
 
 
 class CollectionSnapshot(NamedTuple):
