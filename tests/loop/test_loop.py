@@ -764,7 +764,7 @@ def test_a_function_that_runs_replicas_without_arguments():
 
 
 def test_a_whole_epoch_in_one_function_waits_for_nothing(loop, monkeypatch):
-    """One device runs one program a step, several exchange between theirs; nothing is fetched."""
+    """One device runs one program a step; of several, one runs replicas on all, one adds, and one ends the step. Nothing is fetched."""
     dataset = loop.strategy.distribute_dataset((X[:36], Y[:36]), batch_size=12)
     loop.whole_epoch(dataset)
     asked = {"programs": 0, "fetched": 0}
@@ -785,7 +785,7 @@ def test_a_whole_epoch_in_one_function_waits_for_nothing(loop, monkeypatch):
         counted(array, name, "fetched")
     total = loop.whole_epoch(dataset)
     devices, steps = len(loop.strategy.devices), 3
-    assert asked["programs"] == steps if devices == 1 else asked["programs"] <= steps * 4 * devices
+    assert asked["programs"] == steps if devices == 1 else asked["programs"] <= steps * 3
     assert not asked["fetched"]
     assert np.isfinite(float(total))
     assert asked["fetched"]

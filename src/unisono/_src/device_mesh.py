@@ -26,6 +26,8 @@ class DeviceMesh:
         self.devices = devices
         self.lead = devices[0]
         self.size = len(devices)
+        self.shares_memory = devices[0].platform == "cpu"
+        """Whether the process reads and writes the memory of all devices."""
         if len(devices) == 1:
             self.everywhere: Sharding = SingleDeviceSharding(devices[0])
             self.by_device: Sharding = self.everywhere

@@ -43,19 +43,18 @@ class LeadExchange(abc.ABC):
         """Return the sum over all replicas, on the lead, from sums of this process that lie there; None stands for replicas without rows."""
 
     def _bring_to_lead(self, sums: PackedTree) -> list[PackedTree]:
-        """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices."""
+        """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices in place."""
         parts: list[PackedTree] = [{} for _ in self._mesh.devices]
-        on_cpu = self._mesh.lead.platform == "cpu"
-        if not on_cpu:
+        if not self._mesh.shares_memory:
             sums = self._take_first(self._mesh, tuple((name, array.shape) for name, array in sums.items()), sums)
         for name, array in sums.items():
             for part, block in zip(parts, self._mesh.list_blocks(array), strict=True):
-                part[name] = np.asarray(block)[0] if on_cpu else block
-        return parts if on_cpu else device_put(parts, self._mesh.lead)
+                part[name] = np.asarray(block)[0] if self._mesh.shares_memory else block
+        return parts if self._mesh.shares_memory else device_put(parts, self._mesh.lead)
 
     def _spread(self, total: PackedTree, sums: PackedTree) -> PackedTree:
-        """Put the total at the first place of the sums of all devices. On CPU it is written there: calls are over, and nobody else reads it."""
-        if self._mesh.lead.platform == "cpu":
+        """Put the total at the first place of the sums of all devices. Into shared memory it is written: calls are over, and nobody else reads it."""
+        if self._mesh.shares_memory:
             for name, array in sums.items():
                 write_first_rows(self._mesh.list_blocks(array), np.asarray(total[name]))
             return sums
