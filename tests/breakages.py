@@ -20,7 +20,7 @@ from unisono._src.checkpoint.object_state import KerasState
 from unisono._src.data import keras_adapter
 from unisono._src.data import row_order as order_of_rows
 from unisono._src.data.global_batch import BatchArray, is_batch_array
-from unisono._src.exchange import collectives, transfers
+from unisono._src.exchange import collectives, on_lead
 from unisono._src.export import model_variables
 from unisono._src.keras_private import trainer_state
 from unisono._src.loop import gradients
@@ -111,10 +111,10 @@ def sums_by_device(patch: pytest.MonkeyPatch) -> None:
     """Each device sums what it has, then the devices are summed: what mirrored training with accumulation often does."""
 
     def total(self, sums, description):
-        return functools.reduce(transfers.add_vectors, [value for value in sums.values() if value is not None])
+        return functools.reduce(on_lead.add_vectors, [value for value in sums.values() if value is not None])
 
     patch.setattr(reduction_tree, "list_subtrees", lambda block, span: [block])
-    patch.setattr(transfers.TransferExchange, "total_on_lead", total)
+    patch.setattr(on_lead.LeadExchange, "total_on_lead", total)
 
 
 def masked_divisor(patch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def position_after_resume(patch: pytest.MonkeyPatch) -> None:
 
 def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
     """Two sums of as many replicas, which are not added to each other next, change places."""
-    total_on_lead = transfers.TransferExchange.total_on_lead
+    total_on_lead = on_lead.LeadExchange.total_on_lead
 
     def swapped(self, sums, description):
         here = dict(sums)
@@ -167,7 +167,7 @@ def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
             here[a], here[b] = here[b], here[a]
         return total_on_lead(self, here, description)
 
-    patch.setattr(transfers.TransferExchange, "total_on_lead", swapped)
+    patch.setattr(on_lead.LeadExchange, "total_on_lead", swapped)
 
 
 def ties_of_a_pool(patch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,15 @@ FAULT = f"""
 import sys
 if {MODULE!r} in sys.orig_argv:
     import jax
-    from unisono._src.exchange import transfers
+    from unisono._src.exchange import on_lead
 
-    total = transfers.TransferExchange.total
+    total = on_lead.LeadExchange.total
 
     def flip(self, finished, description):
         sums = total(self, finished, description)
         return jax.tree.map(lambda leaf: leaf.at[0].multiply(1 + 2**-20), sums) if len(finished[0].nodes) == 4 else sums
 
-    transfers.TransferExchange.total = flip
+    on_lead.LeadExchange.total = flip
 """
 """A flipped bit in the sums of four devices, in the processes of the self-test."""
 

@@ -17,10 +17,10 @@ from families import normalized, several_outputs
 from sizes import ROWS_AT_ONCE, cases, slow
 from unisono._src import reduction_tree
 from unisono._src.device_mesh import get_mesh
-from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
+from unisono._src.exchange import CollectiveExchange, LeadExchange, collectives
 from unisono._src.exchange.collectives import read_bits, view_bits
+from unisono._src.exchange.on_lead import add_vectors
 from unisono._src.exchange.protocol import FinishedSums, SumDescription
-from unisono._src.exchange.transfers import add_vectors
 from unisono._src.packing import pack_tree
 from unisono._src.placement import Placement
 from unisono._src.step.plan import plan_batch
@@ -45,9 +45,9 @@ def contribution(rng):
 
 
 @settings(max_examples=cases(10, 25))
-@example(kind=TransferExchange, size=16, replicas=4, devices=4, present=4, seed=0)
+@example(kind=LeadExchange, size=16, replicas=4, devices=4, present=4, seed=0)
 @given(
-    kind=st.sampled_from([TransferExchange, CollectiveExchange]),
+    kind=st.sampled_from([LeadExchange, CollectiveExchange]),
     size=st.sampled_from([16, collectives.BLOCK]),
     replicas=st.integers(2, 12),
     devices=st.integers(2, 8),
@@ -91,10 +91,10 @@ def few_rows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [3, *slow(8)])
-def test_training_over_collectives_has_the_bits_of_transfers(devices):
+def test_training_over_collectives_has_the_bits_of_sums_on_the_lead(devices):
     """Whole epochs, ragged batches, and totals that every device applies by itself."""
     fingerprints = []
-    for kind in (TransferExchange, CollectiveExchange):
+    for kind in (LeadExchange, CollectiveExchange):
         keras.utils.set_random_seed(0)
         strategy = un.MirroredStrategy(devices=devices, replicas=8)
         strategy.exchange = kind(strategy.placement)

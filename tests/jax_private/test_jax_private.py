@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import pathlib
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 import unisono._src.jax_private
-from unisono._src.jax_private import jaxprs
+from unisono._src.device_mesh import get_mesh
+from unisono._src.jax_private import device_arrays, jaxprs
 
 ROOM = pathlib.Path(unisono._src.jax_private.__file__).parent
 
@@ -59,6 +61,7 @@ def test_private_names_are_there(file):
 
 def test_attributes_and_arguments_are_there():
     from jax._src import compiler, core, distributed, xla_bridge
+    from jax._src.interpreters import pxla
 
     state = distributed.global_state
     assert all(hasattr(state, name) for name in ("num_processes", "process_id", "client", "service", "preemption_sync_manager"))
@@ -67,9 +70,24 @@ def test_attributes_and_arguments_are_there():
     )
     assert {"priority", "fail_quietly"} <= set(inspect.signature(xla_bridge.register_backend_factory).parameters)
     assert "convention" in inspect.signature(core.get_opaque_trace_state).parameters
+    fields = {"device_list", "input_avals", "input_shardings", "output_avals", "output_shardings", "committed", "all_args_info"}
+    assert fields <= {field.name for field in dataclasses.fields(pxla.UnloadedMeshExecutable)}
     (equation,) = jax.make_jaxpr(jax.numpy.sin)(1.0).eqns
     with equation.ctx.manager:
         pass
+
+
+def test_arrays_over_devices_are_taken_apart_and_written():
+    mesh = get_mesh(tuple(jax.devices()[:3]))
+    rows = [np.full((2, 64), number, "float32") for number in range(3)]
+    array = mesh.put_blocks(rows)
+    assert (array.shape, array.sharding) == ((6, 64), mesh.by_device)
+    assert [block.devices() for block in mesh.list_blocks(array)] == [{device} for device in mesh.devices]
+    device_arrays.write_first_rows(mesh.list_blocks(array), np.full(64, 7, "float32"))
+    np.testing.assert_array_equal(np.asarray(array)[:, 0], [7, 0, 7, 1, 7, 2])
+    (lead,) = mesh.on_lead([mesh.put_everywhere(rows[1])])
+    assert lead.devices() == {mesh.lead}
+    np.testing.assert_array_equal(lead, rows[1])
 
 
 def test_inputs_of_loops_are_counted_by_their_roles():

@@ -20,6 +20,7 @@ FIT = {"check": "fit", "replicas": 8, "family": "normalized", "rows": cases(27, 
 LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
 GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for name in ("gan", "negatives of the batch"))
 EAGER = {"check": "eager", "replicas": 4}
+DEALT_OUT = {"check": "dealt_out", "replicas": 8}
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 
 
@@ -49,13 +50,15 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP, GAN, CONTRAST, files))
+    done = python(*command(2, 2, FIT | cores, LOOP, DEALT_OUT, GAN, CONTRAST, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    found, (fit_alone, loop_alone, *whole_alone) = printed(lines, 2), found_alone(json.dumps([FIT, LOOP, GAN, CONTRAST]))
-    for fit, loop, *whole, _ in found:
+    found = printed(lines, 2)
+    fit_alone, loop_alone, dealt_out_alone, *whole_alone = found_alone(json.dumps([FIT, LOOP, DEALT_OUT, GAN, CONTRAST]))
+    for fit, loop, dealt_out, *whole, _ in found:
         assert fit == fit_alone, "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
         assert loop == loop_alone
+        assert dealt_out == dealt_out_alone, "the first process has no rows"
         assert whole == whole_alone, "two optimizers in a step, and rows that are compared with all others"
     epochs = [epoch for *_, epoch in found]
     assert epochs == [epochs[0]] * 2, "all stop at one epoch"

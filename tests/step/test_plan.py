@@ -6,7 +6,7 @@ import jax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono._src.placement import Placement, split_evenly
+from unisono._src.placement import Placement, ProcessPlacement, split_evenly
 from unisono._src.step.plan import ReplicaRun, plan_batch
 
 
@@ -71,6 +71,14 @@ def test_calls_run_every_replica_once(sizes, data):
         lone = [round_ for round_ in layer.rounds if any(run and run.first == alone for run in round_.runs)]
         assert all([run.count for run in round_.runs if run] == [1] for round_ in lone)
     assert sorted(ran) == [(replica, sizes[replica]) for replica in now.replicas]
+
+
+def test_a_process_without_rows_takes_part():
+    """Its replicas have no place in the tree, where others in the middle have rows."""
+    processes = ProcessPlacement(0, (None, None), (2, 2))  # pyright: ignore[reportArgumentType]  # no device is asked
+    now = plan_batch(5, (0, 0, 3, 2), Placement(4, (None, None), processes))  # pyright: ignore[reportArgumentType]
+    (layer,) = now.layers
+    assert (layer.nodes, layer.rounds, now.first_round) == ((None, None), (), None)
 
 
 def test_sizes_that_are_even_are_the_plan_of_even_sizes():

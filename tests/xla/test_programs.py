@@ -15,6 +15,7 @@ from keras import layers
 
 import unisono as un
 from sizes import slow
+from unisono._src.device_mesh import get_mesh
 from unisono._src.xla.programs import DeviceProgram
 
 
@@ -64,6 +65,11 @@ def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
     assert sum(compiled.values()) == 1
     assert [r.devices() for r in results] == [{d} for d in jax.devices()]
     assert len({np.asarray(r).tobytes() for r in results}) == 1
+    mesh = get_mesh(tuple(jax.devices()))
+    together = DeviceProgram(lambda a, b: jax.numpy.tanh(a) * b + a, cut=True)  # as one call of all devices, too
+    cut = together(mesh, None, mesh.put_blocks([a] * mesh.size), mesh.put_everywhere(b))
+    assert [block.devices() for block in mesh.list_blocks(cut)] == [{d} for d in jax.devices()]
+    assert {np.asarray(block).tobytes() for block in mesh.list_blocks(cut)} == {np.asarray(results[0]).tobytes()}
 
 
 def test_a_key_is_a_shape():

@@ -133,7 +133,8 @@ class PerReplica(NotOneArray):
         for output in self.outputs:
             if (output.mesh, output.runs) == (mesh, runs):
                 return output.arrays[self.index]
-        return mesh.put_blocks([self._stack_run(run, next(run.size for run in runs if run is not None)) for run in runs])
+        size = next(run.size for run in runs if run is not None)
+        return mesh.put_blocks([self._stack_run(run, size) for run in runs])
 
     def _stack_run(self, run: ReplicaRun | None, size: int) -> np.ndarray:
         """Return the values of the replicas of one run, which were computed in other calls, with room for all replicas."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from unisono._src.exchange.across_processes import ProcessExchange
 from unisono._src.exchange.collectives import CollectiveExchange
+from unisono._src.exchange.on_lead import LeadExchange
 from unisono._src.exchange.protocol import Exchange
-from unisono._src.exchange.transfers import LeadExchange, TransferExchange
 from unisono._src.placement import Placement
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Exchange",
     "LeadExchange",
     "ProcessExchange",
-    "TransferExchange",
     "choose_exchange",
     "choose_lead_exchange",
 ]
@@ -27,4 +26,4 @@ def choose_exchange(placement: Placement) -> Exchange:
 
 def choose_lead_exchange(placement: Placement) -> LeadExchange:
     """Return the exchange of a placement that adds on the lead of each process."""
-    return TransferExchange(placement) if placement.processes is None else ProcessExchange(placement)
+    return LeadExchange(placement) if placement.processes is None else ProcessExchange(placement)

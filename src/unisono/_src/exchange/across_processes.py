@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unisono._src.exchange.collectives import ProcessSum
+from unisono._src.exchange.on_lead import LeadExchange
 from unisono._src.exchange.protocol import SumDescription
-from unisono._src.exchange.transfers import LeadExchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._src import reduction_tree, typed_jax
-from unisono._src.device_mesh import AXIS, get_mesh
+from unisono._src.device_mesh import AXIS, DeviceMesh, get_mesh
 from unisono._src.exchange.protocol import FinishedSums, Node, SumDescription
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
@@ -42,7 +42,7 @@ class CollectiveExchange:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
-        self._make_program = functools.cache(functools.partial(make_total_program, Mesh(np.array(self._mesh.devices), (AXIS,))))
+        self._make_program = functools.cache(functools.partial(make_total_program, self._mesh))
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
         by_device = zip(*(layer.nodes for layer in finished), strict=True)
@@ -76,7 +76,7 @@ class ProcessSum:
         """
         slots = max(map(len, description.nodes))
         filled = [*nodes, *[None] * (slots - len(nodes))]
-        own = [make_zeros(description.like) if node is None else node for node in filled]
+        own = [make_empty_node(description.like) if node is None else node for node in filled]
         sent, sent_words = typed_jax.device_put((own, np.array([words], np.int32)), self._own)
         program = self._make_program(description.leaves, description.nodes)
         everything = typed_jax.map_tree(self._join, (sent, sent_words))
@@ -95,7 +95,7 @@ class ProcessSum:
         return jax.make_array_from_single_device_arrays(shape, self._by_process, [array])
 
 
-def make_zeros(like: dict[str, jax.ShapeDtypeStruct]) -> PackedTree:
+def make_empty_node(like: dict[str, jax.ShapeDtypeStruct]) -> PackedTree:
     return typed_jax.map_tree(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
 
@@ -104,9 +104,11 @@ def find_own_data(array: Array) -> Array:
     return array.addressable_data(0)
 
 
-def make_total_program(mesh: Mesh, leaves: int, schedule: Schedule) -> Callable[[Sequence[PackedTree], PackedTree], PackedTree]:
+def make_total_program(
+    mesh: DeviceMesh, leaves: int, schedule: Schedule
+) -> Callable[[Sequence[PackedTree], PackedTree], PackedTree]:
     """Return the program that sums nodes at the first places of arrays, and puts the total at the first place of the last of them."""
-    platform: str = mesh.devices[0].platform
+    platform = mesh.lead.platform
 
     def run_on_device(before: Sequence[PackedTree], last: PackedTree) -> PackedTree:
         def put_total(name: str) -> Array:
@@ -115,8 +117,7 @@ def make_total_program(mesh: Mesh, leaves: int, schedule: Schedule) -> Callable[
 
         return {name: put_total(name) for name in last}
 
-    by_device = PartitionSpec(AXIS)
-    run = jax.shard_map(run_on_device, mesh=mesh, in_specs=by_device, out_specs=by_device, check_vma=False)
+    run = mesh.map_blocks(run_on_device, cut=True, cut_results=True)
     return typed_jax.jit(run, donate_argnums=(1,), compiler_options=get_compiler_options(platform))
 
 
@@ -144,7 +145,8 @@ def sum_nodes(
     leaves: int, schedule: Schedule, own: Sequence[Array], platform: str, words: Array | np.ndarray = NO_WORDS
 ) -> tuple[Array, Array]:
     """Return (the sum of the nodes of all devices, of which `own` lie on this device, the words of all devices)."""
-    width, dtype = own[0].shape[0], own[0].dtype
+    (width,) = own[0].shape
+    dtype = own[0].dtype
     blocks = max(1, round(width / BLOCK)) if platform == "cpu" else 1
     padded = typed_jax.pad(jnp.stack(own), ((0, 0), (0, -width % (blocks * len(schedule)))))
     nodes = padded.reshape(len(own), blocks, -1)
@@ -164,8 +166,9 @@ def sum_nodes(
     if blocks == 1:
         total, received = sum_of_block(0)
     else:
-        totals, all_received = typed_jax.map_rows(sum_of_block, jnp.arange(blocks))
-        total, received = totals.reshape(-1), all_received[0]
+        totals, received_with_each = typed_jax.map_rows(sum_of_block, jnp.arange(blocks))
+        total = totals.reshape(-1)
+        received = received_with_each[0]
     return total[:width], read_bits(received, len(words))
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Hashable, Iterator
+from typing import ParamSpec, TypeVar, overload
 
 import jax
 import keras
 
 from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_function_errors
-from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import can_run_replicas
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
@@ -28,17 +27,15 @@ from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.optimizers import list_optimizers, read_attributes
 from unisono._src.keras_private.trainer_state import (
     ReadingScope,
     RecordingScope,
     find_stateless_scope,
-    get_raw_values,
-    set_raw_values,
 )
 from unisono._src.library_arrays import has_values
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.loop.run_arguments import NUMBER_TYPES, ArgumentLeaves, ArgumentTemplate, ArrayKinds, RunArguments, sort_leaves
+from unisono._src.loop.traced_function import TracedFunction
 from unisono._src.near_names import says_near_names
 from unisono._src.record.run_recorder import get_recorder
 from unisono._src.replica.trace_recorder import get_current_code
@@ -95,38 +92,6 @@ _compilations: RecentItems[Hashable, int] = RecentItems(MOST_COUNTS)
 """Counts of the compiled functions, by their code and the ids of their variables."""
 
 
-class TracedFunction(NamedTuple):
-    """A function compiled for one kind of arguments."""
-
-    variables: list[keras.Variable]
-    program: DeviceProgram
-    """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
-    captured: CaptureSnapshot
-    """What the program takes as fixed."""
-    models_and_optimizers: list[keras.Model | keras.optimizers.Optimizer]
-    """Those that the function finds by names."""
-    settings: list[object]
-    """What decides, beside arrays, how the function updates variables."""
-
-    @property
-    def is_current(self) -> bool:
-        """Return whether all that the trace took as fixed is unchanged."""
-        return self.captured.is_unchanged and self.settings == self.read_settings()
-
-    def read_settings(self) -> list[object]:
-        """Return the settings as they are now; refuse settings that do nothing."""
-        read: list[object] = [[variable.trainable for variable in self.variables]]
-        for holder in self.models_and_optimizers:
-            for optimizer in list_optimizers(holder):
-                check_optimizer_attributes(optimizer)
-                read.append(read_attributes(optimizer))
-        return read
-
-    def take_again(self) -> TracedFunction:
-        """Return the function with what is fixed now, after the trace."""
-        return self._replace(captured=self.captured.take_again(), settings=self.read_settings())
-
-
 class Function:
     """A user function that `function` has wrapped."""
 
@@ -170,9 +135,9 @@ class Function:
         try:
             if traced is not None and traced.is_current:
                 self._traced.move_to_end(key)
-                return self._call_program(traced, arguments.constants)
+                return traced.run(arguments.constants)
             traced = self._compile(arguments)
-            returned = self._call_program(traced, arguments.constants)
+            returned = traced.run(arguments.constants)
         except execution_mode.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
@@ -261,9 +226,8 @@ class Function:
                 ReadingScope(collect_losses=True) as scope,
                 execution_mode.mark_tracing(),
             ):
-                jax.eval_shape(
-                    lambda arrays: call(arrays), arrays
-                )  # a new function each time: JAX keeps the traces of equal ones
+                # A new function each time: JAX keeps the traces of equal ones.
+                jax.eval_shape(lambda arrays: call(arrays), arrays)
             used = {**scope.read, **scope.assigned}
             if used.keys() == known.keys():
                 return list(used.values())
@@ -273,30 +237,6 @@ class Function:
             f"Every call of {self._name!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. "
             f"Make layers, optimizers, metrics and variables once, outside of the function."
         )
-
-    def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
-        values = get_raw_values(traced.variables)
-        device = find_device([*values, *arrays])
-        values, arrays = ([move_array(array, device) for array in group] for group in (values, arrays))
-        kind = tuple(isinstance(array, jax.Array) and (array.weak_type, array.committed) for array in (*values, *arrays))
-        assigned: dict[int, Array]
-        with execution_mode.mark_tracing():  # the first call traces once more
-            returned, assigned = traced.program(device, kind, values, arrays)
-        set_raw_values([traced.variables[index] for index in assigned], list(assigned.values()))
-        return returned
-
-
-def find_device(arrays: Sequence[AnyArray]) -> jax.Device:
-    """Return the device of the first array that lies on one; JAX's default device where none does."""
-    for array in arrays:
-        if isinstance(array, jax.Array):
-            return next(iter(array.devices()))
-    return next(iter(jax.device_put(0).devices()))
-
-
-def move_array(array: AnyArray, device: jax.Device) -> AnyArray:
-    """Return an array that can be given to a program on the device."""
-    return jax.device_put(array, device) if isinstance(array, jax.Array) and device not in array.devices() else array
 
 
 def is_host_only(thing: object) -> bool:

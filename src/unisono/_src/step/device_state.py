@@ -44,7 +44,7 @@ class DeviceState:
         self._buffers: dict[BufferLayout, PyTree] = {}
         """Running sums and what shards keep, by layout."""
         self._layout = BufferLayout()
-        self._take_program = DeviceProgram(take_first, cut=True)
+        self._take_program = DeviceProgram(copy_first_places, cut=True)
         self._lent: State = ()
         """The newest state as it was handed out, on the lead; empty while it is not."""
 
@@ -73,14 +73,15 @@ class DeviceState:
     @property
     def lead_state(self) -> State:
         """Return the newest state, on the lead."""
-        return regroup(self._mesh.on_lead(flatten(self._state)), self._state)
+        return group_arrays(self._mesh.on_lead(flatten_state(self._state)), self._state)
 
     def receive_state(self, state: State) -> bool:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
 
         Return whether the state is another one than the last step has made.
         """
-        leaves, newest = flatten(state), self._list_newest(state)
+        leaves = flatten_state(state)
+        newest = self._list_newest(state)
         places = [number for number, array in enumerate(newest) if array is None]
         if self._state and not places:
             return False
@@ -89,13 +90,13 @@ class DeviceState:
         arrays = [leaf if array is None else array for leaf, array in zip(leaves, newest, strict=True)]
         for number, array in zip(away, sent, strict=True):
             arrays[number] = array
-        self._state = regroup(arrays, state)
+        self._state = group_arrays(arrays, state)
         self._lent = ()
         return True
 
     def _list_newest(self, state: State) -> list[Array | None]:
         """Return what the last step has made in place of what was handed out; None for all other arrays."""
-        leaves, lent, newest = flatten(state), flatten(self._lent), flatten(self._state)
+        leaves, lent, newest = map(flatten_state, (state, self._lent, self._state))
         if not len(leaves) == len(newest) == len(lent):
             return [None] * len(leaves)
         return [made if leaf is given else None for leaf, given, made in zip(leaves, lent, newest, strict=True)]
@@ -106,7 +107,7 @@ class DeviceState:
         They are for the first state, and after an evaluation, which was given their memory. Metrics are left out: what is logged may differ
         between processes.
         """
-        leaves, newest = flatten(state), flatten(self._state)
+        leaves, newest = map(flatten_state, (state, self._state))
         if len(newest) != len(leaves):
             return None
         made = self._list_newest(state)
@@ -141,11 +142,11 @@ class DeviceState:
         self._lent = ()
 
 
-def flatten(state: State) -> list[Array]:
+def flatten_state(state: State) -> list[Array]:
     return list(itertools.chain.from_iterable(state))
 
 
-def regroup(arrays: list[Array], like: State) -> State:
+def group_arrays(arrays: list[Array], like: State) -> State:
     """Return arrays in groups as large as those of a state."""
     rest = iter(arrays)
     return tuple([list(itertools.islice(rest, len(group))) for group in like])
@@ -156,7 +157,7 @@ def make_blocks(tree: PyTree, mesh: DeviceMesh) -> PyTree:
     return map_tree(lambda array: mesh.put_blocks([array.copy() for _ in mesh.devices]), tree)
 
 
-def take_first(sums: running_sums.Sums) -> running_sums.Sums:
+def copy_first_places(sums: running_sums.Sums) -> running_sums.Sums:
     return map_tree(lambda places: places[:1], sums)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from unisono._src.data.global_batch import GlobalBatch, send_rows
 from unisono._src.device_mesh import get_mesh
-from unisono._src.exchange.transfers import LeadExchange
+from unisono._src.exchange.on_lead import LeadExchange
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.model_step import ModelStep

@@ -89,7 +89,7 @@ class PartedSteps:
         """
         if self._open is not None and not self._is_end_joined(self._open, batch, batch_plan):
             self.end()
-        phases = self._call.cut(batch, batch_plan, self._device_state.shapes).phases
+        phases = self._call.prepare(batch, batch_plan)
         if self._placement.processes:
             self._start.receive_program(self._call.digest_finishing(batch, batch_plan))
         fault = None
@@ -110,23 +110,22 @@ class PartedSteps:
     def end(self) -> None:
         """Compute the end of the last step, if it is not computed yet."""
         if self._open is not None:
-            self._call_and_close(
-                self._open.batch, self._open.batch_plan, self._open.batch_plan.nothing, ((END,),) * self._mesh.size
-            )
+            self._call_and_close(self._open.batch, self._open.batch_plan.nothing, ((END,),) * self._mesh.size)
 
-    def _call_and_close(self, batch: GlobalBatch, batch_plan: BatchPlan, round_: Round, orders: Orders) -> CallResult:
+    def _call_and_close(self, batch: GlobalBatch, round_: Round, orders: Orders) -> CallResult:
         """Call the program, and tell that the open step is finished, if there is one. After an interrupt it is not ended twice."""
         step, self._open = self._open, None
-        done = self._call([batch], batch_plan, round_, orders)
+        done = self._call([batch], round_, orders)
         if step is not None:
             self._start.note_finished()
             get_activity().report_next_step()
-            self._note_end([step.batch], CallOutcome(done.logs, step.outputs, done.digests, step.fault))
+            logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True))
+            self._note_end([step.batch], CallOutcome(logs, step.outputs, done.digests, step.fault))
         return done
 
     def _is_end_joined(self, step: OpenStep, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
         """Return whether the first call of the next step is of the program that ends the open one."""
-        first = next((round_ for layer in batch_plan.layers for round_ in layer.rounds), None)
+        first = batch_plan.first_round
         is_same = step.batch_plan is batch_plan and step.batch.signature == batch.signature
         return is_same and first is not None and first.size == batch_plan.size_at_end
 
@@ -144,10 +143,8 @@ class PartedSteps:
         layers = batch_plan.layers if verified is None else batch_plan.list_layers(alone=verified.replica)
         for layer in layers:
             for round_ in layer.rounds:
-                if verified is not None and verified.runs(round_):
-                    done = verified.run_replica(round_)
-                else:
-                    done = self._run_round(batch, batch_plan, round_, phase)
+                lone = verified if verified is not None and verified.runs(round_) else None
+                done = self._run_round(batch, round_, phase) if lone is None else lone.run_replica(round_)
                 outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
             is_last = layer is layers[-1]
             sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
@@ -161,9 +158,9 @@ class PartedSteps:
             self._device_state.put_sums(phase, self._exchange.total(finished, description))
         return outputs
 
-    def _run_round(self, batch: GlobalBatch, batch_plan: BatchPlan, round_: Round, phase: int) -> CallResult:
+    def _run_round(self, batch: GlobalBatch, round_: Round, phase: int) -> CallResult:
         """Run replicas; the end of the open step is computed before them."""
-        return self._call_and_close(batch, batch_plan, round_, order_round(round_, phase, after_end=self._open is not None))
+        return self._call_and_close(batch, round_, order_round(round_, phase, after_end=self._open is not None))
 
     def _choose_phase(self, verified: VerifiedReplica, phases: int) -> int:
         """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
@@ -175,7 +172,7 @@ class PartedSteps:
         assert self._verification is not None
 
         def call(index: int) -> CallResult:
-            return self._run_round(batch, batch_plan, batch_plan.make_lone_round(verified.replica, index), phase)
+            return self._run_round(batch, batch_plan.make_lone_round(verified.replica, index), phase)
 
         return VerifiedStep(self._verification, self._single_replicas, verified, phase, call)
 

@@ -129,9 +129,11 @@ class BatchPlan:
         return self.list_layers()
 
     def list_layers(self, alone: int | None = None) -> tuple[Layer, ...]:
-        """Return the subtrees in layers. The replica `alone` is run in a call of its own."""
+        """Return the subtrees in layers, of which there is one at least. The replica `alone` is run in a call of its own."""
         by_device = [[part for part in self.parts if part.device == device] for device in range(self.devices)]
-        return tuple(Layer(parts, tuple(list_rounds(parts, alone))) for parts in itertools.zip_longest(*by_device))
+        nothing: tuple[Subtree | None, ...] = (None,) * self.devices  # no replica of this process is in the tree
+        layers = list(itertools.zip_longest(*by_device)) or [nothing]
+        return tuple(Layer(parts, tuple(list_rounds(parts, alone))) for parts in layers)
 
     @property
     def rows_of_replicas(self) -> tuple[range, ...]:
@@ -149,6 +151,11 @@ class BatchPlan:
         """Return the replicas of the one call that is the whole step, or None where the step needs several devices or programs."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
         return self.layers[0].rounds[0] if alone else None
+
+    @functools.cached_property
+    def first_round(self) -> Round | None:
+        """Return the replicas of the first call, or None where no replica of this process has rows."""
+        return next((round_ for layer in self.layers for round_ in layer.rounds), None)
 
     @functools.cached_property
     def nothing(self) -> Round:

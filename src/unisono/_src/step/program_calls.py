@@ -51,6 +51,8 @@ class ProgramCalls:
         self._inputs = inputs
         self._device_state = device_state
         self._is_recorded = is_recorded
+        self._cut: PhasedCut | WholeStep | None = None
+        """The kind of steps that are called."""
         self._functions: dict[PhasedCut | WholeStep, StepProgram] = {}
         self._programs: dict[PhasedCut | WholeStep, DeviceProgram] = {}
         self._shapes: dict[Hashable, StepShapes] = {}
@@ -60,9 +62,10 @@ class ProgramCalls:
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
 
-    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> PhasedCut | WholeStep:
-        """Return the step for a batch, and have its buffers laid out."""
-        cut = self._cutter.cut(batch, batch_plan, state)
+    def prepare(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
+        """Take steps of this kind for the calls that follow; return how many phases they have."""
+        state = self._device_state.shapes
+        cut = self._cut = self._cutter.cut(batch, batch_plan, state)
         if cut not in self._programs:
             function = StepProgram(self._name, cut, self._placement.replicas, self._is_recorded)
             note_traced = self._note_traced if self._placement.processes else None
@@ -70,7 +73,7 @@ class ProgramCalls:
             rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
             self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
-        return cut
+        return cut.phases
 
     def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Return the layout of the buffers of a step."""
@@ -82,7 +85,7 @@ class ProgramCalls:
             by_size = {size: self._describe(cut, batch, batch_plan, size, state) for size in sizes}
             places = running_sums.count_places(self._placement.replicas)
             of_phases = [packing.measure_vectors(shard.added) for shard in by_size[batch_plan.size_at_end].shards]
-            sums = tuple(tuple((name, ((places, size), name)) for name, size in of.items()) for of in of_phases)
+            sums = tuple(tuple((name, ((places, size), name)) for name, size in lengths.items()) for lengths in of_phases)
             kept = tuple(
                 (size, tuple(tuple(map(self._lay_out_kept, one.kept)) for one in by_size[size].shards)) for size in sizes
             )
@@ -109,47 +112,32 @@ class ProgramCalls:
                 trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants, self._inputs.shapes(batch, size))
         return self._shapes[key]
 
-    def __call__(
-        self,
-        group: Sequence[GlobalBatch],
-        batch_plan: BatchPlan,
-        round_: Round,
-        orders: Orders,
-    ) -> CallResult:
+    def __call__(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> CallResult:
         """Call the program for the replicas of a round: each device runs its own by its orders."""
-        program, args = self._prepare(group, batch_plan, round_, orders)
+        program, args = self._find_program(group, round_, orders)
         with delay_interrupts():
             self._device_state.work, done = program(*args)
-        logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True))
-        return done._replace(logs=logs)
+        return done
 
     def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
-        cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
-        key = cut, self._inputs.kind(batch, batch_plan.size_at_end)
+        key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
         if key not in self._digests:
-            self._prepare([batch], batch_plan, batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
+            self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
         return self._digests[key]
 
-    def _prepare(
-        self,
-        group: Sequence[GlobalBatch],
-        batch_plan: BatchPlan,
-        round_: Round,
-        orders: Orders,
-    ) -> tuple[Compiled, Arguments]:
+    def _find_program(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> tuple[Compiled, Arguments]:
         """Return the program, loaded on the devices, and its arguments."""
-        batch = group[0]
+        assert self._cut is not None  # calls are prepared
         args = (
             self._device_state.work,
             self._inputs.send_orders(orders),
             self._inputs.send_constants(),
             self._inputs.send_batches(group, round_),
         )
-        kind = self._inputs.kind(batch, round_.size)
-        cut = self._cutter.cut(batch, batch_plan, self._device_state.shapes)
-        self._traced = cut, kind
-        return self._programs[cut].find_or_load(self._mesh, kind, *args), args
+        kind = self._inputs.kind(group[0], round_.size)
+        self._traced = self._cut, kind
+        return self._programs[self._cut].find_or_load(self._mesh, kind, *args), args
 
     def _note_traced(self, program: ClosedJaxpr) -> None:
         self._digests[self._traced] = digest_program(program)

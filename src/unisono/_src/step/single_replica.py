@@ -39,7 +39,8 @@ class SingleReplicas:
 
         `call` runs the replica on the device `index`, and has its contribution as the only one in the sums.
         """
-        sums, like = self._device_state.work.sums[phase], self._device_state.describe_sums(phase)
+        sums = self._device_state.work.sums[phase]
+        like = self._device_state.describe_sums(phase)
         spare = self._spare_sums.pop(phase, None)
         if spare is None or map_tree(lambda a: a.shape[1:], spare) != map_tree(lambda a: a.shape, like):
             block = map_tree(lambda a: np.zeros((a.shape[0] // self._mesh.size, *a.shape[1:]), a.dtype), sums)

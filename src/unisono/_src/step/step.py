@@ -22,7 +22,7 @@ from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
-from unisono._src.step.traced_step import RecordedStep
+from unisono._src.step.traced_step import StepFunction
 from unisono._src.step.verification import Verification, VerifiedReplica
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Logs
@@ -42,7 +42,7 @@ class Step:
     def __init__(
         self,
         name: str,
-        function: RecordedStep,
+        function: StepFunction,
         placement: Placement,
         exchange: Exchange,
         most_steps: int = MOST_STEPS,
@@ -118,9 +118,9 @@ class Step:
 
     def _send_ahead(self, group: list[GlobalBatch]) -> None:
         """Send the first rows of a step to the devices, before it asks for them."""
-        first = next((round_ for layer in self._plan_of(group[0]).layers for round_ in layer.rounds), None)
-        if first is not None:
-            self._inputs.send_batches(group[:1], first)
+        batch_plan = self._plan_of(group[0])
+        if batch_plan.whole is None and batch_plan.first_round is not None:  # several whole steps are sent together
+            self._inputs.send_batches(group[:1], batch_plan.first_round)
 
     def _note_end(self, group: list[GlobalBatch], outcome: CallOutcome) -> None:
         """Note steps that are finished."""
@@ -191,9 +191,9 @@ class Step:
 
     def _run_together(self, group: list[GlobalBatch], batch_plan: BatchPlan, whole: Round) -> CallOutcome:
         """Run whole steps in one call, on one device."""
-        phases = self._call.cut(group[0], batch_plan, self._device_state.shapes).phases
+        phases = self._call.prepare(group[0], batch_plan)
         (run,) = whole.runs
         assert run is not None
         orders = CallOrders(len(group), first=run.first, replicas=run.count, end=phases, summing=1, finishing=1)
-        done = self._call(group, batch_plan, whole, ((orders,),))
+        done = self._call(group, whole, ((orders,),))
         return CallOutcome(done.logs, [RunOutput(self._mesh, whole.runs, done.outputs)], done.digests)

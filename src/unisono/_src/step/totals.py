@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import jax
 
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.exchange.on_lead import LeadExchange
 from unisono._src.exchange.protocol import SumDescription
-from unisono._src.exchange.transfers import LeadExchange
 from unisono._src.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.step.plan import BatchPlan
 from unisono._src.step.process_words import NOTHING_COMPARED, AttemptWords, StartDigests, StepWords

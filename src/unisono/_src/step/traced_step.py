@@ -29,6 +29,8 @@ class StepFunction(Protocol):
     """Whether rows that it returns beside the state stay on the shards, as outputs."""
     is_of_replicas: bool
     """Whether it is the code of replicas, which return values of their own."""
+    has_own_logs: bool
+    """Whether logs are others than the results of the metrics; known after a trace."""
 
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]: ...
 
@@ -55,13 +57,6 @@ class StepShapes(NamedTuple):
     state: State
     batch: PyTree
     constants: Sequence[Array]
-
-
-class RecordedStep(StepFunction, Protocol):
-    """A function whose steps are run."""
-
-    has_own_logs: bool
-    """Whether logs are others than the results of the metrics; known after a trace."""
 
 
 class TracedStep:

@@ -237,9 +237,9 @@ class PortableProgram:
 
     def load_on(self, mesh: DeviceMesh, cut_arguments: Sequence[bool] = (), cut: PyTree = False) -> jax.stages.Compiled:
         """Return the program, loaded on the devices of a mesh; `cut` are arrays that differ from device to device."""
-        if mesh.size == 1:
-            key, shardings = mesh, None
-        else:
+        key: Hashable = mesh
+        shardings = None
+        if mesh.size > 1:
             out_tree = self._serialized[2]
             cut_results = jax.tree.leaves(jax.tree.broadcast(cut, out_tree.unflatten(range(out_tree.num_leaves))))
             sharding = {True: mesh.by_device, False: mesh.everywhere}

@@ -1,8 +1,7 @@
-"""Sums on the lead device: for CPU devices of one process, where collectives can starve each other."""
+"""Sums on the lead device of a process: for CPU devices, where collectives can starve each other."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -19,14 +18,14 @@ from unisono._src.typed_jax import device_put, map_tree
 from unisono._src.xla.programs import DeviceProgram
 
 
-class LeadExchange(abc.ABC):
-    """An exchange that brings the sums of a process's devices to its lead, and the total from there to all of them."""
+class LeadExchange:
+    """An exchange that adds on the lead of one process, and brings the total from there to all of its devices."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
-        self._take_first = DeviceProgram(take_first, cut=True)
-        self._put_first = DeviceProgram(put_first, donate=(0,), cut=True)
+        self._take_first = DeviceProgram(take_first_places, cut=True)
+        self._put_first = DeviceProgram(put_at_first_places, donate=(0,), cut=True)
         self._make_adder = functools.cache(make_adder)
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
@@ -38,9 +37,11 @@ class LeadExchange(abc.ABC):
                     sums[node[0]] = part if node[1] else None
         return self._spread(self.total_on_lead(sums, description), finished[-1].sums)
 
-    @abc.abstractmethod
     def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
         """Return the sum over all replicas, on the lead, from sums of this process that lie there; None stands for replicas without rows."""
+        total = self.sum_span(range(description.leaves), sums)
+        assert total is not None  # some replica has rows
+        return total
 
     def _bring_to_lead(self, sums: PackedTree) -> list[PackedTree]:
         """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices in place."""
@@ -72,15 +73,6 @@ class LeadExchange(abc.ABC):
         return self._make_adder(span, nodes)(self._mesh.lead, shapes, values)
 
 
-class TransferExchange(LeadExchange):
-    """The exchange of one process."""
-
-    def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
-        total = self.sum_span(range(description.leaves), sums)
-        assert total is not None  # some replica has rows
-        return total
-
-
 def make_adder(span: range, nodes: tuple[tuple[range, bool], ...]) -> DeviceProgram:
     """Return the program that adds the sums of these nodes that have rows."""
 
@@ -97,9 +89,9 @@ def add_vectors(left: PackedTree, right: PackedTree) -> PackedTree:
     return map_tree(jnp.add, left, right)
 
 
-def take_first(sums: PackedTree) -> PackedTree:
+def take_first_places(sums: PackedTree) -> PackedTree:
     return map_tree(lambda array: array[0], sums)
 
 
-def put_first(sums: PackedTree, total: PackedTree) -> PackedTree:
+def put_at_first_places(sums: PackedTree, total: PackedTree) -> PackedTree:
     return map_tree(lambda array, row: array.at[0].set(row), sums, total)
