@@ -24,7 +24,7 @@ from unisono._src.replica.user_function import count_batch_rows
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
-from unisono._src.step.traced_step import StepFunction, StepShapes, TracedStep
+from unisono._src.step.traced_step import StepFunction, StepArguments, TracedStep
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
 from unisono._src.typing import Array, PyTree
 
@@ -190,10 +190,10 @@ class PhasedSteps:
         own: list[Kind] = [Rows(Layout(0)) if twins.fits(twins.inputs[place], Layout(0)) else Local() for place in carried]
         return [*[Everywhere()] * before, *rows, *own, *[Everywhere()] * (len(twins.inputs) - after)]
 
-    def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepShapes:
+    def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepArguments:
         """Return the arguments of a step of this number of rows. None is weakly typed, as a variable may be before the first step."""
         shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants
-        return StepShapes(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
+        return StepArguments(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
         key = self._inputs.kind(batch, rows)

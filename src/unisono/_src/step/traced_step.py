@@ -51,7 +51,7 @@ class StepFunction(Protocol):
         ...
 
 
-class StepShapes(NamedTuple):
+class StepArguments(NamedTuple):
     """The arguments of a step, in shapes."""
 
     state: State
@@ -62,7 +62,7 @@ class StepShapes(NamedTuple):
 class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 
-    def __init__(self, function: StepFunction, shapes: StepShapes, lead: jax.Device) -> None:
+    def __init__(self, function: StepFunction, shapes: StepArguments, lead: jax.Device) -> None:
         with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LAYER_SCOPE):
             traced, self._shapes = trace_as_rewritten(function, lead.platform)(*shapes)
         program = inline_calls(traced)
