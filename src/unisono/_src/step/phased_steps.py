@@ -24,7 +24,7 @@ from unisono._src.replica.user_function import count_batch_rows
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
-from unisono._src.step.traced_step import StepFunction, StepArguments, TracedStep
+from unisono._src.step.traced_step import StepArguments, StepFunction, TracedStep
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
 from unisono._src.typing import Array, PyTree
 
