@@ -1,4 +1,4 @@
-"""Counts what Python does for a step: its calls, transfers to devices, and calls of executables. Counts are the same in every run.
+"""Counts what Python does for a step: its calls, transfers to devices, and calls of executables. No load of the machine changes a count.
 
 python benchmarks/calls.py [--json]
 

@@ -1,4 +1,4 @@
-"""What Python does for a step stays below a limit, on one device and on several. The counts are the same on every machine."""
+"""What Python does for a step stays below a limit, on one device and on several. No load of the machine changes a count."""
 
 from __future__ import annotations
 
