@@ -23,7 +23,7 @@ FLOORS = {
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
         "keras_private", "jax_private", "digest", "native", "placement", "device_mesh", "reduction_tree", "packing", "versions", "step_count",
-        "execution_mode", "hidden_frames", "near_names", "function_names", "library_arrays", "operands",
+        "execution_mode", "hidden_frames", "near_names", "function_names", "library_arrays", "old_objects", "operands",
         "inlining", "marks", "program_digest", "whole_batch", "typed_jax", "typing",
     ],
 }  # fmt: skip

@@ -68,13 +68,13 @@ def train_qwen_moe(_):
 
 
 def train_clip(_):
-    """Each replica compares the pairs of pictures and texts that it has."""
+    """Each picture of a batch is compared with each of its texts."""
     import keras_hub
 
     widths = {"hidden_dim": 8, "intermediate_dim": 8, "num_layers": 1, "num_heads": 2}
     pictures = keras_hub.models.CLIPVisionEncoder(patch_size=4, image_shape=(8, 8, 3), **widths)
     texts = keras_hub.models.CLIPTextEncoder(vocabulary_size=32, embedding_dim=8, max_sequence_length=6, **widths)
-    numbers = np.arange(ROWS) % (BATCH // 4)
+    numbers = np.arange(ROWS) % BATCH
     y, loss = ({f"{kind}_logits": value for kind in ("vision", "text")} for value in (numbers, CLASSES))
     return fit(keras_hub.models.CLIPBackbone(pictures, texts, projection_dim=4), {"images": IMAGES, "token_ids": TOKENS}, y, loss)
 

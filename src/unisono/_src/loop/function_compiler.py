@@ -33,6 +33,7 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
+from unisono._src.old_objects import spare_old_objects
 from unisono._src.operands import get_shape
 from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.replica.layer_scopes import mark_layers
@@ -113,6 +114,7 @@ class FunctionCompiler:
         self._loss_shapes: dict[int, list[Shape]] = {}
         """The shapes of losses for the replica's rows and for twice as many, where one of them is the same for both."""
 
+    @spare_old_objects()
     def compile(self) -> CompiledStep:
         """Return the step; refuse a function that would silently train something else, and warn of one that may."""
         strategy = self._strategy

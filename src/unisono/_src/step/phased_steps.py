@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.old_objects import spare_old_objects
 from unisono._src.operands import get_shape, get_type, list_variables
 from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.interpreter import Shares, run_shards
@@ -129,6 +130,7 @@ class PhasedSteps:
             self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
         return self._cuts[key]
 
+    @spare_old_objects()
     def _make_cut(self, batch: GlobalBatch, sizes: Sequence[int], state: State) -> WholeStep | PhasedCut:
         traced = self._trace(batch, batch.rows, state)
         if self._has_one_replica:

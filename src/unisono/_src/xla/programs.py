@@ -27,6 +27,7 @@ from jax.sharding import SingleDeviceSharding
 from unisono._src.device_mesh import DeviceMesh, get_mesh
 from unisono._src.jax_private import tracing
 from unisono._src.jax_private.machine_code import load_on_devices
+from unisono._src.old_objects import spare_old_objects
 from unisono._src.processes.activity import get_activity
 from unisono._src.typed_jax import settings
 from unisono._src.typing import AnyArray, Arguments, PyTree
@@ -75,6 +76,7 @@ class DeviceProgram:
             loaded = self._loaded[key, place] = self._load(place, key, args)
         return loaded
 
+    @spare_old_objects()
     def _load(self, place: jax.Device | DeviceMesh, key: Hashable, args: Arguments) -> jax.stages.Compiled:
         mesh = place if isinstance(place, DeviceMesh) else get_mesh((place,))
         lead = mesh.lead

@@ -1,0 +1,23 @@
+"""The garbage collector, kept from objects that were there before a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def spare_old_objects() -> Iterator[None]:
+    """Keep the garbage collector from objects that exist now.
+
+    A trace makes some hundred thousand objects. Each collection of the oldest would walk all of Keras and JAX: a tenth of a first step.
+    """
+    if gc.get_freeze_count():  # by an outer block, or by the user, whose objects stay frozen
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
