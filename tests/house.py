@@ -17,7 +17,7 @@ FLOORS = {
     "commands and files": ["callbacks", "tensorboard", "export", "cli", "doctor", "audit", "replay"],
     "what users hold": ["strategy"],
     "ways to train": ["loop", "fit", "checks.user_code", "distributed"],
-    "one step": ["record", "step", "checks"],
+    "one step": ["record", "observers", "step", "checks"],
     "what a step is made of": ["replica", "phases", "exchange", "checkpoint", "cluster"],
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from small_training import REPLICAS, TRAININGS, WEIGHTS
-from unisono._src.step.single_replica import SingleReplicas
+from unisono._src.observers.lone_replicas import LoneReplicas
 
 spec = json.loads(sys.argv[1])
 strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices", 1), replicas=REPLICAS, verify=spec["verify"])
-whole = SingleReplicas._take_contribution
+whole = LoneReplicas._take_contribution
 
 
 class Fault:
@@ -47,7 +47,7 @@ training = TRAININGS[spec["training"]](strategy)
 told = [{"print": un.fingerprint(training.model)}]
 for spec_of_fault in spec["faults"]:
     fault = Fault(**(spec_of_fault or {"victim": None, "always": False, "seed": 0}))
-    SingleReplicas._take_contribution = lambda replicas, index, sums, fault=fault: fault.take(replicas, index, sums)
+    LoneReplicas._take_contribution = lambda replicas, index, sums, fault=fault: fault.take(replicas, index, sums)
     try:
         training.step()
         error = None

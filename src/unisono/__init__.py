@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from unisono._src.loop.replica_context import get_replica_context as get_replica_context
     from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
     from unisono._src.native.in_use import native as native
+    from unisono._src.observers.verification import DeviceFaultError as DeviceFaultError
     from unisono._src.replica.replicated import replicate as replicate
-    from unisono._src.step.verification import DeviceFaultError as DeviceFaultError
     from unisono._src.strategy.base import Strategy as Strategy
     from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
     from unisono._src.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
@@ -60,7 +60,7 @@ __version__ = _VERSION
 
 _MODULES = {
     "Checkpoint": "checkpoint.checkpoint",
-    "DeviceFaultError": "step.verification",
+    "DeviceFaultError": "observers.verification",
     "MirroredStrategy": "strategy.builtin",
     "MultiWorkerMirroredStrategy": "strategy.multi_worker",
     "OneDeviceStrategy": "strategy.builtin",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pathlib
 import sys
-import types
 
 import keras
 import numpy as np
@@ -27,7 +26,7 @@ from unisono._src.replay.replay import (
     compare_with_recorded,
     replay_script,
 )
-from unisono._src.step.step_inspection import StepInspection
+from unisono._src.replay.step_inspector import ReplayInspector
 
 PROGRAM = Program("train", [], 0, {"replicas": 2}, {})
 
@@ -162,8 +161,7 @@ def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_p
 
 @pytest.mark.parametrize(("at", "step", "count"), [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 6, sys.maxsize), (20, 0, 20)])
 def test_steps_are_counted_to_the_one_that_is_inspected(at, step, count):
-    inspection = StepInspection(types.SimpleNamespace(step=at), None, None)
-    assert inspection.count_uninspected(step) == count
+    assert ReplayInspector(at, "report").count_unwatched(step) == count
 
 
 def test_steps_that_only_one_has_recorded_are_not_compared():

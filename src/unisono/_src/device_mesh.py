@@ -42,7 +42,7 @@ class DeviceMesh:
 
     def put_blocks(self, blocks: Sequence[np.ndarray]) -> Array:
         """Send each device its block; return them as one array, joined at the first axis."""
-        return device_put(blocks[0], self.lead) if self.size == 1 else put_blocks(blocks, self.by_device, self.devices)
+        return put_blocks(blocks, self.by_device, self.devices)
 
     def map_blocks(self, function: Callable[..., PyTree], cut: PyTree, cut_results: PyTree) -> Callable[..., PyTree]:
         """Return a function of arrays over several devices, of which each calls `function` with its part.

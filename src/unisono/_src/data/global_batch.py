@@ -27,6 +27,9 @@ Blocks: TypeAlias = tuple[range, ...]
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
+NO_POSITION: Position = (-1, -1)
+"""The position of a batch that has none."""
+
 NUMERIC_KINDS = "biufcV"
 """Kinds of dtypes that a device can hold."""
 

@@ -17,9 +17,6 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
-from unisono._src.step.device_verification import DeviceVerification
-from unisono._src.step.process_verification import ProcessVerification
-from unisono._src.step.verification import Verification
 
 
 class Scopes(threading.local):
@@ -47,7 +44,8 @@ class ReplicaStrategy(OwningStrategy):
 
     def __init__(self, deterministic: bool, is_number_of_machine: bool, verify: float | None = None) -> None:
         super().__init__(deterministic)
-        self._verify = verify
+        self.verify = verify
+        """The share of steps that are verified; None where none is asked for."""
         self._to_announce = is_number_of_machine
         self._said: set[str] = set()
 
@@ -60,14 +58,6 @@ class ReplicaStrategy(OwningStrategy):
         """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
         placement = self.placement.on_lead()
         return placement, choose_lead_exchange(placement)
-
-    @property
-    def verification(self) -> Verification | None:
-        """Return the verification of the steps that train; None where none is asked for."""
-        if self._verify is None:
-            return None
-        kind = ProcessVerification if self.placement.has_one_device_in_each_process else DeviceVerification
-        return kind(self._verify, self.placement)
 
     @property
     def writes(self) -> bool:

@@ -10,6 +10,7 @@ from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
 from unisono._src.data.small_batches import SmallBatches
+from unisono._src.distributed.make_step import ModelSteps, make_step
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
 from unisono._src.fit.label_check import check_labels
@@ -23,14 +24,11 @@ from unisono._src.keras_private.trainer_state import (
     list_model_variables,
     list_variable_ids,
 )
-from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.record.run_recorder import is_recording
 from unisono._src.replica.label_ranges import LabelRange, LabelRanges
 from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import State
-from unisono._src.step.eager_whole import EagerWholeStep
 from unisono._src.step.predict import PredictStep
-from unisono._src.step.step import Step
 from unisono._src.typing import PyTree, UserBatch
 
 STATE_GROUPS = {"train": STATE_NAMES, "evaluate": WITHOUT_OPTIMIZER, "predict": STATE_NAMES[:2]}
@@ -120,25 +118,20 @@ class StepFunction:
         """Release the state on the devices."""
         self._step.forget()
 
-    def _make_step(self) -> Step | EagerWholeStep | PredictStep:
+    def _make_step(self) -> ModelSteps | PredictStep:
         refusals.check_before_first_step(self._model, self._strategy)
         if self._eager:
             option = find_eager_option(self._model)
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
             self._strategy.warn_of_slow_steps(f"The model {self._model.name!r} {how}")
         replicas = self._strategy.num_replicas_in_sync
-        where = self._strategy.placement, self._strategy.exchange
         function = ModelStep(self._model, self._mode, replicas)
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
-            step = EagerWholeStep(function, *self._strategy.on_lead) if self._eager else Step("predict", function, *where, 1)
+            step = make_step(self._strategy, "predict", function, trains=False, eager=self._eager, most_steps=1)
             return PredictStep(function, step, self._strategy.placement)
         self._labels = function.labels
-        recorder = ProgramRecorder(self._mode, self._strategy, function.list_recorded) if self._mode == "train" else None
-        if self._eager:
-            return EagerWholeStep(function, *self._strategy.on_lead, recorder=recorder)
-        verification = self._strategy.verification if self._mode == "train" else None
-        return Step(self._mode, function, *where, recorder=recorder, verification=verification)
+        return make_step(self._strategy, self._mode, function, trains=self._mode == "train", eager=self._eager)
 
 
 def take_batches(

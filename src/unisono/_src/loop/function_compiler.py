@@ -29,20 +29,18 @@ from unisono._src.checks.user_code.loss_scaling import DivisorCheck, find_vector
 from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
+from unisono._src.distributed.make_step import LoopSteps, make_step
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.operands import get_shape
-from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.replica.layer_scopes import mark_layers
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserStep
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
-from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan_batch
-from unisono._src.step.step import Step
 from unisono._src.typing import Array, Outputs, PyTree, Shape, UserFunction
 from unisono._src.whole_batch import unwrap_batch
 
@@ -83,7 +81,7 @@ class UserCall:
 class CompiledStep(NamedTuple):
     """The step of a user function, and what its trace has told."""
 
-    step: Step | EagerStep
+    step: LoopSteps
     code: UserStep
     divisor_check: DivisorCheck | None
     share_positions: frozenset[int]
@@ -144,23 +142,18 @@ class FunctionCompiler:
         if sources is not None:
             self._warn_of_float16(sources, variables)
         trains = bool(variables.applied_optimizers)
-        # The values of an earlier run lie where their replicas ran.
-        verification = strategy.verification if trains and not self._arguments.carried else None
-        recorder = ProgramRecorder(self._call.name, strategy, code.list_recorded) if trains else None
         if self._eager:
             strategy.warn_of_slow_steps(f"The function {self._call.name!r} is not compiled")
-            step = EagerStep(code, *strategy.on_lead, recorder=recorder)
-        else:
-            step = Step(
-                self._call.name,
-                code,
-                strategy.placement,
-                strategy.exchange,
-                most_steps=1,
-                recorder=recorder,
-                verification=verification,
-                fixed_digest=self._arguments.digest_numbers(),
-            )
+        step = make_step(
+            strategy,
+            self._call.name,
+            code,
+            trains=trains,
+            eager=self._eager,
+            most_steps=1,
+            verifies=not self._arguments.carried,  # the values of an earlier run lie where their replicas ran
+            fixed_digest=self._arguments.digest_numbers(),
+        )
         return CompiledStep(step, code, divisor_check, self._share_positions)
 
     def _discover(self, captures: list[Capture], call: bool) -> tuple[UsedVariables, Provenance | None]:

@@ -13,12 +13,13 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.ownership import OwningStrategy
 from unisono._src.record.run_recorder import WaitingSteps, end_after_last_step, get_recorder, is_recording, writes_record
 from unisono._src.replica.protocol import RecordedVariables
+from unisono._src.step.observer import StartState, StepObserver
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import Array, Json
 
 
-class ProgramRecorder:
+class ProgramRecorder(StepObserver):
     """Counts the steps of a program that trains, and hands their digests to the recorder of the process, if there is a record."""
 
     def __init__(self, name: str, strategy: OwningStrategy, list_recorded: Callable[[], RecordedVariables]) -> None:
@@ -33,7 +34,7 @@ class ProgramRecorder:
         self._has_warned = False
 
     @property
-    def is_on(self) -> bool:
+    def wants_digests(self) -> bool:
         """Return whether there is a record."""
         return is_recording()
 
@@ -41,12 +42,13 @@ class ProgramRecorder:
     def replicas(self) -> int:
         return self._strategy.num_replicas_in_sync
 
-    def note_entry(self, digests: Array) -> None:
-        self._entry = digests
+    def take_state(self, state: StartState) -> None:
+        if state.is_other and self.wants_digests:
+            self._entry = state.digest()
 
-    def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
+    def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         first = get_step_count().add(len(batches))
-        if not self.is_on:
+        if not self.wants_digests:
             return
         if writes_record():
             self._write_steps(first, batches, digests)

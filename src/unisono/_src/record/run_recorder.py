@@ -16,10 +16,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from unisono._src.checkpoint.written_first import add_writer, remove_writer
-from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.data.global_batch import NO_POSITION, GlobalBatch
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.record import record_file
-from unisono._src.step.process_words import NO_POSITION
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import is_ready
 from unisono._src.typing import Array, Json

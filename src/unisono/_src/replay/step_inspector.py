@@ -5,6 +5,7 @@ from __future__ import annotations
 import code
 import json
 import os
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -25,7 +26,8 @@ from unisono._src.replay.not_finite import NotFinite, find_not_finite
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.replica.untold_loss import list_told
 from unisono._src.step.cut_step import InspectedProgram
-from unisono._src.step.step_inspection import InspectedReplica, InspectedStep
+from unisono._src.step.inspected_step import InspectedReplica, InspectedStep
+from unisono._src.step.observer import StepObserver, WatchedStep
 from unisono._src.typing import Json
 from unisono._src.whole_batch import WholeBatch
 
@@ -68,12 +70,20 @@ class ReplicaValues:
         }
 
 
-class ReplayInspector:
+class ReplayInspector(StepObserver):
     """The inspector of one process."""
 
     def __init__(self, step: int, report: str) -> None:
         self.step = step
         self._report = report
+
+    def count_unwatched(self, step: int) -> int:
+        before = self.step - step
+        return before if before >= 0 else sys.maxsize
+
+    def before_rows(self, step: WatchedStep) -> None:
+        if step.number == self.step:
+            self.inspect(step.inspect())
 
     def inspect(self, step: InspectedStep) -> None:
         """Write the report, and open a prompt where one is asked for."""

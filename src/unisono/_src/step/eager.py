@@ -22,9 +22,9 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.replica.protocol import State
 from unisono._src.replica.random_keys import start_replica
 from unisono._src.replica.user_function import CodeRun, UserStep, divide_by_own
+from unisono._src.step.observer import StepObserver, join_words
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.step.program import keep_dtypes
-from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, ReplicaOutputs, RunOutput
 from unisono._src.step.totals import ReplicaSum
 from unisono._src.typed_jax import device_put, eval_shape, map_tree
@@ -58,10 +58,10 @@ class EagerStep:
     """A step with the interface of `Step`, whose function is called with arrays."""
 
     def __init__(
-        self, function: UserStep, placement: Placement, exchange: LeadExchange, recorder: StepRecorder | None = None
+        self, function: UserStep, placement: Placement, exchange: LeadExchange, observers: Sequence[StepObserver] = ()
     ) -> None:
-        """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
-        self._recorder = recorder
+        """`placement` and `exchange` have one device in each process."""
+        self._observers = observers
         self._function = function
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
@@ -83,8 +83,8 @@ class EagerStep:
             for batch in batches:
                 plan = self._plans(batch.rows, batch.sizes)
                 logs, outputs = self._step(StepInput(batch, plan, carried, device_put(list(constants), lead)))
-                if self._recorder is not None:
-                    self._recorder.note_steps([batch], [])
+                for observer in self._observers:
+                    observer.after_steps([batch], [])
         return logs, outputs
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
@@ -106,7 +106,7 @@ class EagerStep:
             summed[shard.replica], outputs[shard.replica] = self._function.list_summed(self.state, run), run.outputs
             self._outputs[len(shard.rows)] = eval_shape(list, run.outputs)
         like = eval_shape(lambda: self._function.list_summed(self.state, whole))
-        totals = self._sum(summed, step_input.batch_plan, like, step_input.batch)
+        totals = self._sum(summed, step_input.batch_plan, like, join_words(self._observers, step_input.batch, int))
         new, logs = self._function.finish(self.state, whole, totals)
         self.state = keep_dtypes(new, self.state)
         get_activity().report_next_step()

@@ -19,9 +19,9 @@ from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import State
+from unisono._src.step.observer import StepObserver, join_words
 from unisono._src.step.plan import plan_batch
 from unisono._src.step.program import keep_dtypes
-from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import RunOutput
 from unisono._src.step.totals import ReplicaSum
 from unisono._src.typed_jax import device_put, eval_shape
@@ -34,12 +34,12 @@ class EagerWholeStep:
     has_own_logs = True
 
     def __init__(
-        self, function: ModelStep, placement: Placement, exchange: LeadExchange, recorder: StepRecorder | None = None
+        self, function: ModelStep, placement: Placement, exchange: LeadExchange, observers: Sequence[StepObserver] = ()
     ) -> None:
-        """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
+        """`placement` and `exchange` have one device in each process."""
         self._function = function
         self._placement = placement
-        self._recorder = recorder
+        self._observers = observers
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._words = ReplicaSum(exchange) if placement.processes else None
         """Sums of nothing, which carry the words of the processes."""
@@ -64,8 +64,8 @@ class EagerWholeStep:
                 new, logs = self._function(self.state, rows)
                 self.state = keep_dtypes(new, self.state)
                 get_activity().report_next_step()
-                if self._recorder is not None:
-                    self._recorder.note_steps([batch], [])
+                for observer in self._observers:
+                    observer.after_steps([batch], [])
         return logs, []
 
     def _compare_rows(self, batch: GlobalBatch) -> None:
@@ -73,7 +73,8 @@ class EagerWholeStep:
         if self._words is None:
             return
         plan, nothing = self._plans(batch.rows, batch.sizes), jnp.zeros(1)
-        self._words(dict.fromkeys((shard.replica for shard in plan.shards), nothing), plan, eval_shape(lambda: nothing), batch)
+        words = join_words(self._observers, batch, int)
+        self._words(dict.fromkeys((shard.replica for shard in plan.shards), nothing), plan, eval_shape(lambda: nothing), words)
 
     def forget(self) -> None:
         """Drop the state."""

@@ -6,26 +6,22 @@ The end of a step and the first replicas of the next one are one call, where one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.device_mesh import get_mesh
-from unisono._src.exchange.protocol import Exchange, FinishedSums
+from unisono._src.exchange.protocol import Exchange, FinishedSums, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.step.call_orders import END, NOTHING, CallOrders, Orders
 from unisono._src.step.device_state import DeviceState
+from unisono._src.step.observer import LoneReplica, StepObserver, WatchedPhase, join_words
 from unisono._src.step.plan import BatchPlan, Round
 from unisono._src.step.program import CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.run_outputs import RunOutput
-from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
-from unisono._src.step.step_start import StepStart
-from unisono._src.step.totals import describe_sum
-from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
-from unisono._src.step.verified_step import VerifiedStep
 from unisono._src.typing import Logs
 
 
@@ -35,9 +31,10 @@ class CallOutcome(NamedTuple):
     logs: Logs
     outputs: list[RunOutput]
     digests: list[StepDigests]
-    fault: DeviceFaultError | None = None
-    """To be raised now that the step is finished: a device was found to be at fault."""
 
+
+NO_OUTCOME = CallOutcome({}, [], [])
+"""Before the first step of a call."""
 
 NoteEnd: TypeAlias = Callable[[list[GlobalBatch], CallOutcome], None]
 """Is told of each step that is finished."""
@@ -49,7 +46,6 @@ class OpenStep(NamedTuple):
     batch: GlobalBatch
     batch_plan: BatchPlan
     outputs: list[RunOutput]
-    fault: DeviceFaultError | None
 
 
 class PartedSteps:
@@ -61,8 +57,7 @@ class PartedSteps:
         exchange: Exchange,
         device_state: DeviceState,
         call: ProgramCalls,
-        start: StepStart,
-        verification: Verification | None,
+        observers: Sequence[StepObserver],
         note_end: NoteEnd,
     ) -> None:
         self._placement = placement
@@ -70,9 +65,8 @@ class PartedSteps:
         self._exchange = exchange
         self._device_state = device_state
         self._call = call
-        self._start = start
-        self._verification = verification
-        self._single_replicas = SingleReplicas(placement, device_state)
+        self._observers = observers
+        self._run_phase = next((observer.run_phase for observer in observers if observer.runs_phases), None)
         self._note_end = note_end
         self._open: OpenStep | None = None
 
@@ -80,7 +74,7 @@ class PartedSteps:
         self,
         batch: GlobalBatch,
         batch_plan: BatchPlan,
-        verified: VerifiedReplica | None = None,
+        is_watched: bool = False,
         send_next: Callable[[], None] | None = None,
     ) -> None:
         """Run a step until its totals are there. Its end is computed with the next step, or by `end`.
@@ -90,22 +84,18 @@ class PartedSteps:
         if self._open is not None and not self._is_end_joined(self._open, batch, batch_plan):
             self.end()
         phases = self._call.prepare(batch, batch_plan)
-        if self._placement.processes:
-            self._start.receive_program(self._call.digest_finishing(batch, batch_plan))
-        fault = None
         outputs: list[RunOutput] = []
-        verified_phase = None if verified is None else self._choose_phase(verified, phases)
         for phase in range(phases):
             ahead = send_next if phase == phases - 1 else None
-            sum_once = functools.partial(self._sum_phase, batch, batch_plan, phase, ahead)
-            if verified is not None and phase == verified_phase:
-                step = self._open_verified(verified, batch, batch_plan, phase)
-                outputs, fault = step.sum_rounds(functools.partial(sum_once, verified=step))
+            run = functools.partial(self._sum_phase, batch, batch_plan, phase, ahead)
+            if is_watched and self._run_phase is not None:
+                call_alone = functools.partial(self._call_alone, batch, batch_plan, phase)
+                outputs = self._run_phase(WatchedPhase(phase, phases, self._device_state, call_alone), run)
             else:
-                outputs = sum_once()
-        if self._verification is not None:
-            self._verification.check_processes()
-        self._open = OpenStep(batch, batch_plan, outputs, fault)
+                outputs = run()
+        for observer in self._observers:
+            observer.after_phases()
+        self._open = OpenStep(batch, batch_plan, outputs)
 
     def end(self) -> None:
         """Compute the end of the last step, if it is not computed yet."""
@@ -117,10 +107,9 @@ class PartedSteps:
         step, self._open = self._open, None
         done = self._call([batch], round_, orders)
         if step is not None:
-            self._start.note_finished()
             get_activity().report_next_step()
             logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True))
-            self._note_end([step.batch], CallOutcome(logs, step.outputs, done.digests, step.fault))
+            self._note_end([step.batch], CallOutcome(logs, step.outputs, done.digests))
         return done
 
     def _is_end_joined(self, step: OpenStep, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
@@ -135,16 +124,16 @@ class PartedSteps:
         batch_plan: BatchPlan,
         phase: int,
         send_next: Callable[[], None] | None,
-        verified: VerifiedStep | None = None,
+        lone: LoneReplica | None = None,
     ) -> list[RunOutput]:
         """Run the replicas of a phase, and have their total on all devices: return their outputs."""
         finished: list[FinishedSums] = []
         outputs: list[RunOutput] = []
-        layers = batch_plan.layers if verified is None else batch_plan.list_layers(alone=verified.replica)
+        layers = batch_plan.layers if lone is None else batch_plan.list_layers(alone=lone.replica)
         for layer in layers:
             for round_ in layer.rounds:
-                lone = verified if verified is not None and verified.runs(round_) else None
-                done = self._run_round(batch, round_, phase) if lone is None else lone.run_replica(round_)
+                is_lone = lone is not None and lone.runs(round_)
+                done = lone.run(round_) if lone is not None and is_lone else self._run_round(batch, round_, phase)
                 outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
             is_last = layer is layers[-1]
             sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
@@ -152,9 +141,7 @@ class PartedSteps:
         if send_next is not None:
             send_next()
         if self._mesh.size > 1 or self._placement.processes is not None:  # else the one device has the total
-            attempt = None if self._verification is None else self._verification.words
-            like = self._device_state.describe_sums(phase)
-            description = describe_sum(batch_plan, like, batch, self._start.digests, attempt)
+            description = self._describe_sum(batch, batch_plan, phase)
             self._device_state.put_sums(phase, self._exchange.total(finished, description))
         return outputs
 
@@ -162,24 +149,19 @@ class PartedSteps:
         """Run replicas; the end of the open step is computed before them."""
         return self._call_and_close(batch, round_, order_round(round_, phase, after_end=self._open is not None))
 
-    def _choose_phase(self, verified: VerifiedReplica, phases: int) -> int:
-        """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
-        assert self._verification is not None
-        return self._verification.count_turns(verified.step) // self._placement.replicas % phases
+    def _call_alone(self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int, replica: int, device: int) -> CallResult:
+        """Run one replica by itself on a device."""
+        return self._run_round(batch, batch_plan.make_lone_round(replica, device), phase)
 
-    def _open_verified(self, verified: VerifiedReplica, batch: GlobalBatch, batch_plan: BatchPlan, phase: int) -> VerifiedStep:
-        """Return the step with what runs the replica that it verifies."""
-        assert self._verification is not None
-
-        def call(index: int) -> CallResult:
-            return self._run_round(batch, batch_plan.make_lone_round(verified.replica, index), phase)
-
-        return VerifiedStep(self._verification, self._single_replicas, verified, phase, call)
+    def _describe_sum(self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int) -> SumDescription:
+        """Return the sum of a phase, with what the processes tell one another along with it."""
+        digest_program = functools.partial(self._call.digest_finishing, batch, batch_plan)
+        words = join_words(self._observers, batch, digest_program)
+        return SumDescription(batch_plan.leaves, batch_plan.of_processes, self._device_state.describe_sums(phase), words)
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
         self._open = None
-        self._single_replicas.forget()
 
 
 @functools.lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ from unisono._src.step.plan import BatchPlan, Round
 from unisono._src.step.program import CallResult, StepBuffers, StepProgram, StepShapes
 from unisono._src.typing import Arguments, Array, PyTree
 from unisono._src.xla import determinism
-from unisono._src.xla.interrupts import delay_interrupts
+from unisono._src.xla.interrupts import Interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function, trace_as_rewritten
 
@@ -49,6 +49,8 @@ class ProgramCalls:
         self._placement = placement
         self._mesh = get_mesh(placement.devices)
         self._inputs = inputs
+        self.interrupts = Interrupts()
+        """Ctrl-C waits while the state is between two calls."""
         self._device_state = device_state
         self._is_recorded = is_recorded
         self._cut: PhasedCut | WholeStep | None = None
@@ -115,7 +117,7 @@ class ProgramCalls:
     def __call__(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> CallResult:
         """Call the program for the replicas of a round: each device runs its own by its orders."""
         program, args = self._find_program(group, round_, orders)
-        with delay_interrupts():
+        with self.interrupts:
             self._device_state.work, done = program(*args)
         return done
 

@@ -14,23 +14,21 @@ from unisono._src.replica.protocol import State
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.call_orders import CallOrders
 from unisono._src.step.device_state import DeviceState
-from unisono._src.step.parted_steps import CallOutcome, PartedSteps
+from unisono._src.step.digest_stage import digest_state
+from unisono._src.step.inspected_step import InspectedStep, inspect_step
+from unisono._src.step.observer import StartState, StepObserver, WatchedStep
+from unisono._src.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps
 from unisono._src.step.phased_steps import PhasedSteps
 from unisono._src.step.plan import BatchPlan, Round, plan_batch
 from unisono._src.step.program_calls import ProgramCalls
-from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
-from unisono._src.step.step_inspection import open_inspection
-from unisono._src.step.step_start import StepStart
 from unisono._src.step.traced_step import StepFunction
-from unisono._src.step.verification import Verification, VerifiedReplica
 from unisono._src.step_count import get_step_count
-from unisono._src.typing import AnyArray, Logs
+from unisono._src.typing import AnyArray, Array, Logs
+from unisono._src.xla.programs import DeviceProgram
+from unisono._src.xla.rewrite import rewrite_function
 
 MOST_STEPS = 64
-
-NO_OUTCOME = CallOutcome({}, [], [])
-"""Before the first step of a call."""
 
 
 class Step:
@@ -46,17 +44,10 @@ class Step:
         placement: Placement,
         exchange: Exchange,
         most_steps: int = MOST_STEPS,
-        recorder: StepRecorder | None = None,
-        verification: Verification | None = None,
-        fixed_digest: int = 0,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
-        """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them.
-
-        `recorder` is told of the steps that train, and `verification` chooses those that are verified. `fixed_digest` is of numbers that are
-        the same for all replicas and part of the program.
-        """
-        self._verification = verification
-        self._recorder = recorder
+        """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them."""
+        self.observers = observers
         self._function = function
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._inputs = CallInputs(placement, most_steps)
@@ -64,10 +55,12 @@ class Step:
         self._mesh = get_mesh(placement.devices)
         self._device_state = DeviceState(placement)
         self._has_state = False
-        self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
-        self._inspection = None if recorder is None else open_inspection(function.list_recorded, self._inputs)
-        self._call = ProgramCalls(name, self._cutter, placement, self._inputs, self._device_state, self._is_recorded)
-        self._parted = PartedSteps(placement, exchange, self._device_state, self._call, self._start, verification, self._note_end)
+        self._wants_assigned = any(observer.wants_assigned for observer in observers)
+        self._watching = [each for each in observers if type(each).count_unwatched is not StepObserver.count_unwatched]
+        self._has_phases_run = any(observer.runs_phases for observer in observers)
+        self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
+        self._call = ProgramCalls(name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests)
+        self._parted = PartedSteps(placement, exchange, self._device_state, self._call, observers, self._note_end)
         self._newest = NO_OUTCOME
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -83,35 +76,61 @@ class Step:
         """
         self._newest = NO_OUTCOME
         self._has_state = False
-        if self._is_recorded:
+        if self._wants_digests:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
-        self._start.receive_constants(constants)
+        for observer in self.observers:
+            observer.begin(constants)
+        with self._call.interrupts.watch():
+            self._take_steps(state, batches)
+        return self._newest.logs, self._newest.outputs
+
+    def _take_steps(self, state: State, batches: list[GlobalBatch]) -> None:
         while batches:
-            verified = self._choose_verified(batches[0])
-            count = 1 if verified else self._count_steps(len(batches))
-            now = batches[:count]
-            batches = batches[count:]
-            self._start.receive_state(state)
-            self._has_state = True
-            self._inspect(now[0])
+            number = get_step_count().steps
+            unwatched = min([len(batches), *[observer.count_unwatched(number) for observer in self._watching]])
+            now, batches = batches[: max(1, unwatched)], batches[max(1, unwatched) :]
+            self._receive_state(state)
+            if not unwatched:
+                self._open_watched(number, now[0])
             try:
                 groups = list(self._group_batches(now))
                 for group, following in itertools.zip_longest(groups, groups[1:]):
-                    self._run_group(group, following, verified)
+                    self._run_group(group, following, is_watched=not unwatched)
             finally:
                 self._parted.end()
             if batches:
                 state = self.state
-        return self._newest.logs, self._newest.outputs
 
-    def _run_group(self, group: list[GlobalBatch], following: list[GlobalBatch] | None, verified: VerifiedReplica | None) -> None:
+    def _receive_state(self, state: State) -> None:
+        """Bring the state to the devices."""
+        assigned = self._device_state.list_assigned(state) if self._wants_assigned else []
+        is_other = self._device_state.receive_state(state)
+        self._has_state = True
+        for observer in self.observers:
+            observer.take_state(StartState(is_other, assigned, self._digest_state))
+
+    def _digest_state(self) -> Array:
+        return self._digest_program(self._mesh.lead, None, self._device_state.lead_state)
+
+    def _open_watched(self, number: int, batch: GlobalBatch) -> None:
+        """Have the observers see a step by itself, before it reads rows."""
+        batch_plan = self._plan_of(batch)
+
+        def inspect() -> InspectedStep:
+            state = self._device_state.lead_state
+            return inspect_step(self._function.list_recorded(), state, batch, batch_plan, self._inputs, self._cutter)
+
+        for observer in self.observers:
+            observer.before_rows(WatchedStep(number, batch_plan, inspect))
+
+    def _run_group(self, group: list[GlobalBatch], following: list[GlobalBatch] | None, is_watched: bool) -> None:
         """Run the steps of a group, which another may follow."""
         batch_plan = self._plan_of(group[0])
-        whole = None if verified else batch_plan.whole
+        whole = None if is_watched and self._has_phases_run else batch_plan.whole
         if whole is None:
             send_next = functools.partial(self._send_ahead, following) if following else None
-            self._parted.run(group[0], batch_plan, verified, send_next)
+            self._parted.run(group[0], batch_plan, is_watched, send_next)
         else:
             self._parted.end()
             self._note_end(group, self._run_together(group, batch_plan, whole))
@@ -125,36 +144,13 @@ class Step:
     def _note_end(self, group: list[GlobalBatch], outcome: CallOutcome) -> None:
         """Note steps that are finished."""
         self._newest = outcome
-        if self._recorder is not None:
-            self._recorder.note_steps(group, outcome.digests)
-        if outcome.fault is not None:
-            raise outcome.fault
+        for observer in self.observers:
+            observer.after_steps(group, outcome.digests)
 
     @property
-    def _is_recorded(self) -> bool:
+    def _wants_digests(self) -> bool:
         """Return whether digests of the steps are wanted."""
-        return self._recorder is not None and self._recorder.is_on
-
-    def _count_steps(self, most: int) -> int:
-        """Return how many of the next steps may be taken until one is verified or inspected, up to this number."""
-        count = most
-        step = get_step_count().steps
-        if self._verification is not None:
-            count = min(count, self._verification.count_unverified(step))
-        if self._inspection is not None:
-            count = min(count, self._inspection.count_uninspected(step))
-        return max(1, count)
-
-    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
-        """Return the replica that the next step verifies; None where it verifies none."""
-        if self._verification is None:
-            return None
-        return self._verification.choose(get_step_count().steps, self._plan_of(batch))
-
-    def _inspect(self, batch: GlobalBatch) -> None:
-        """Have the next step inspected, if it is the one that is asked for."""
-        if self._inspection is not None and not self._inspection.count_uninspected(get_step_count().steps):
-            self._inspection.inspect(batch, self._plan_of(batch), self._device_state.lead_state, self._cutter)
+        return any(observer.wants_digests for observer in self.observers)
 
     @property
     def state(self) -> State:
@@ -175,6 +171,8 @@ class Step:
         self._device_state.forget()
         self._inputs.forget()
         self._parted.forget()
+        for observer in self.observers:
+            observer.forget()
         self._has_state = False
 
     def _plan_of(self, batch: GlobalBatch) -> BatchPlan:

@@ -1,4 +1,4 @@
-"""Totals over all replicas: what an exchange is told of them, and those of replicas that are run one by one."""
+"""Totals over replicas that are run one by one."""
 
 from __future__ import annotations
 
@@ -6,34 +6,13 @@ from collections.abc import Mapping
 
 import jax
 
-from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.exchange.on_lead import LeadExchange
-from unisono._src.exchange.protocol import SumDescription
+from unisono._src.exchange.protocol import SumDescription, Words
 from unisono._src.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.step.plan import BatchPlan
-from unisono._src.step.process_words import NOTHING_COMPARED, AttemptWords, StartDigests, StepWords
 from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
-
-
-def describe_sum(
-    batch_plan: BatchPlan,
-    like: dict[str, jax.ShapeDtypeStruct],
-    batch: GlobalBatch,
-    start: StartDigests = NOTHING_COMPARED,
-    attempt: AttemptWords | None = None,
-) -> SumDescription:
-    """Return the sum over all replicas of a batch.
-
-    Args:
-        batch_plan: The plan of the batch.
-        like: A contribution, in shapes.
-        batch: The batch that the contributions come from.
-        start: What the step starts from, which processes compare.
-        attempt: Takes what processes tell of a contribution that several of them have computed.
-    """
-    return SumDescription(batch_plan.leaves, batch_plan.of_processes, like, StepWords(batch, start, attempt))
 
 
 class ReplicaSum:
@@ -43,19 +22,20 @@ class ReplicaSum:
         self._exchange = exchange
         self._pack = DeviceProgram(pack_tree)
 
-    def __call__(self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, batch: GlobalBatch) -> PyTree:
+    def __call__(self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, words: Words) -> PyTree:
         """Return the total.
 
         Args:
             contributions: Those of the replicas of this process that have rows, by the replicas' numbers.
             batch_plan: The plan of the batch.
             like: A contribution, in shapes.
-            batch: The batch that the contributions come from.
+            words: What processes tell one another with it.
         """
         sums: dict[range, PackedTree | None] = {range(n, n + 1): None for part in batch_plan.parts for n in part.span}
         for shard in batch_plan.shards:
             sums[range(shard.leaf, shard.leaf + 1)] = self._pack_contribution(contributions[shard.replica])
-        total = self._exchange.total_on_lead(sums, describe_sum(batch_plan, eval_shape(pack_tree, like), batch))
+        description = SumDescription(batch_plan.leaves, batch_plan.of_processes, eval_shape(pack_tree, like), words)
+        total = self._exchange.total_on_lead(sums, description)
         return unpack_tree(total, like)
 
     def _pack_contribution(self, contribution: PyTree) -> PackedTree:

@@ -106,7 +106,7 @@ class Strategy(ReplicaStrategy):
             if "cpu" in platforms:
                 runtime.use_one_thread()
         placement = self._place(devices, self._arguments)
-        check_verified_placement(type(self).__name__, self._verify, placement)
+        check_verified_placement(type(self).__name__, self.verify, placement)
         runtime.check_threads()
         return placement
 

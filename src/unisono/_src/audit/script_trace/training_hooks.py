@@ -48,7 +48,7 @@ def hook_variables(notes: TrainingNotes) -> None:
 
 def hook_steps(notes: TrainingNotes) -> None:
     """Have the steps noted that train."""
-    own_note_steps = ProgramRecorder.note_steps
+    own_note_steps = ProgramRecorder.after_steps
     own_outputs = Step.outputs
 
     def note_steps(self: ProgramRecorder, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
@@ -59,5 +59,5 @@ def hook_steps(notes: TrainingNotes) -> None:
         notes.note_step_object(self)
         return own_outputs(self, *args, **kwargs)
 
-    ProgramRecorder.note_steps = note_steps
+    ProgramRecorder.after_steps = note_steps
     Step.outputs = outputs

@@ -81,8 +81,7 @@ class TrainingNotes:
 
 def open_step(step: Step) -> tuple[ProgramRecorder | None, DeviceState]:
     """Return what a step keeps to itself: its recorder, and its device state. Nothing else reads private attributes of the engine."""
-    recorder = step._recorder
-    assert recorder is None or isinstance(recorder, ProgramRecorder)
+    recorder = next((observer for observer in step.observers if isinstance(observer, ProgramRecorder)), None)
     return recorder, step._device_state
 
 

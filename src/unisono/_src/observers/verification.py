@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 
+from unisono._src.observers.process_words import AttemptWords
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan, ReplicaRun
-from unisono._src.step.process_words import AttemptWords
 
 
 class DeviceFaultError(RuntimeError):
@@ -84,9 +84,12 @@ class Verification(abc.ABC):
         """Return how many steps before this one were verified."""
         return math.floor(step * self._rate)
 
+    def begin(self) -> None:  # noqa: B027
+        """Forget what an earlier call of the step has left, which an error may have ended."""
+
     @abc.abstractmethod
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies; None where it verifies none in this process."""
+        """Return the replica that a verified step verifies; None where it verifies none in this process."""
 
     @abc.abstractmethod
     def begin_round(self, verified: VerifiedReplica, run_on: RunOn) -> None:

@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from unisono._src.device_mesh import get_mesh
+from unisono._src.observers.verification import Attempt
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.step import running_sums, step_digests
-from unisono._src.step.device_state import DeviceState, make_blocks
+from unisono._src.step.device_state import make_blocks
+from unisono._src.step.observer import WatchedPhase
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallResult
-from unisono._src.step.verification import Attempt
 from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier
 from unisono._src.typing import Array
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
 
 
-class SingleReplicas:
+class LoneReplicas:
     """The contributions of single replicas, on the devices of a placement."""
 
-    def __init__(self, placement: Placement, device_state: DeviceState) -> None:
+    def __init__(self, placement: Placement) -> None:
         self._mesh = get_mesh(placement.devices)
-        self._device_state = device_state
         self._spare_sums: dict[int, running_sums.Sums] = {}
         """Room for a contribution by itself, by phase."""
         self._take_program = DeviceProgram(running_sums.get_place)
         self._add_program = DeviceProgram(add_one, donate=(0,), cut=True)
         self._digest_program = DeviceProgram(rewrite_function(digest_contribution, placement.lead.platform))
 
-    def run(self, index: int, phase: int, call: Callable[[], CallResult]) -> tuple[Attempt, CallResult]:
-        """Return (the contribution of one replica to a phase, the result of its call). The sums of all devices stay as they are.
-
-        `call` runs the replica on the device `index`, and has its contribution as the only one in the sums.
-        """
-        sums = self._device_state.work.sums[phase]
-        like = self._device_state.describe_sums(phase)
-        spare = self._spare_sums.pop(phase, None)
+    def run(self, index: int, phase: WatchedPhase, replica: int) -> tuple[Attempt, CallResult]:
+        """Return (the contribution of one replica to a phase, the result of its call). The sums of all devices stay as they are."""
+        state, number = phase.device_state, phase.number
+        sums = state.work.sums[number]
+        like = state.describe_sums(number)
+        spare = self._spare_sums.pop(number, None)
         if spare is None or map_tree(lambda a: a.shape[1:], spare) != map_tree(lambda a: a.shape, like):
             block = map_tree(lambda a: np.zeros((a.shape[0] // self._mesh.size, *a.shape[1:]), a.dtype), sums)
             spare = make_blocks(block, self._mesh)
-        self._device_state.put_sums(phase, spare)
-        done = call()
-        spare = self._spare_sums[phase] = self._device_state.work.sums[phase]
-        self._device_state.put_sums(phase, sums)
+        state.put_sums(number, spare)
+        done = phase.call_alone(replica, index)
+        spare = self._spare_sums[number] = state.work.sums[number]
+        state.put_sums(number, sums)
         contribution = self._take_contribution(index, spare)
         return Attempt(index, contribution, self._digest(index, contribution)), done
 
@@ -62,14 +59,14 @@ class SingleReplicas:
         lanes: list[list[int]] = jax.device_get(digests).tolist()
         return tuple(itertools.chain.from_iterable(lanes))
 
-    def add_contribution(self, index: int, phase: int, run: ReplicaRun, contribution: PackedTree, is_last: bool) -> None:
+    def add_contribution(self, index: int, phase: WatchedPhase, run: ReplicaRun, contribution: PackedTree, is_last: bool) -> None:
         """Add the contribution of a run of one replica to the sums of a device, and complete the sums if it is the last one."""
         complete = run.before + run.count if is_last else 0
         orders = [np.array([[run.before, complete, int(device == index)]], np.int32) for device in range(self._mesh.size)]
         sent = self._mesh.put_everywhere(map_tree(np.asarray, contribution))  # the right one may be another device's
-        sums = self._device_state.work.sums[phase]
+        sums = phase.device_state.work.sums[phase.number]
         added = self._add_program(self._mesh, describe_key(contribution), sums, self._mesh.put_blocks(orders), sent)
-        self._device_state.put_sums(phase, added)
+        phase.device_state.put_sums(phase.number, added)
 
     def forget(self) -> None:
         """Drop what lies on the devices."""

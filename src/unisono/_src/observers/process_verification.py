@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono._src.packing import PackedTree
-from unisono._src.placement import Placement
-from unisono._src.step.plan import BatchPlan
-from unisono._src.step.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
-from unisono._src.step.verification import (
+from unisono._src.observers.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
+from unisono._src.observers.verification import (
     FINISHED,
     UNFINISHED,
     Attempt,
@@ -28,6 +25,9 @@ from unisono._src.step.verification import (
     describe_repeat,
     name_device,
 )
+from unisono._src.packing import PackedTree
+from unisono._src.placement import Placement
+from unisono._src.step.plan import BatchPlan
 
 
 class Digests(NamedTuple):
@@ -54,9 +54,7 @@ class ProcessVerification(Verification):
         return self._words
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies: replicas take turns, and so do the processes. None where the step is not verified."""
-        if self.count_unverified(step):
-            return None
+        """Return the replica that a step verifies: replicas take turns, and so do the processes."""
         self._rounds = []
         round_, place = divmod(self.count_turns(step), batch_plan.present)
         run = batch_plan.run_alone(batch_plan.replicas[place])

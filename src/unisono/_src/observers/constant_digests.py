@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from unisono._src.observers.process_words import digest_values
 from unisono._src.program_digest import replace_keys
-from unisono._src.step.process_words import digest_values
 from unisono._src.typing import AnyArray
 
 

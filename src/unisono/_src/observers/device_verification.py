@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono._src.packing import PackedTree
-from unisono._src.placement import Placement
-from unisono._src.step.plan import BatchPlan
-from unisono._src.step.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
-from unisono._src.step.verification import (
+from unisono._src.observers.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
+from unisono._src.observers.verification import (
     FINISHED,
     UNFINISHED,
     Attempt,
@@ -24,6 +21,9 @@ from unisono._src.step.verification import (
     describe_repeat,
     name_device,
 )
+from unisono._src.packing import PackedTree
+from unisono._src.placement import Placement
+from unisono._src.step.plan import BatchPlan
 
 NOT_MADE: AttemptDigest = (1, 0)
 """What a process tells the others where it does not make the step."""
@@ -59,13 +59,15 @@ class DeviceVerification(Verification):
         """Return what processes tell each other; None where there is one process."""
         return self._words if self._placement.processes else None
 
-    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
-        the step is not verified."""
+    def begin(self) -> None:
         self._judgement = None
         self._words.own = NO_ATTEMPT
+
+    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
+        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows."""
+        self.begin()
         owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
-        if not owners or self.count_unverified(step):
+        if not owners:
             return None
         round_, place = divmod(self.count_turns(step), len(owners))
         devices = len(self._placement.devices)

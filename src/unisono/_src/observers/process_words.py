@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch, Position
+from unisono._src.data.global_batch import NO_POSITION, GlobalBatch, Position
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray
 
@@ -42,32 +42,39 @@ class AttemptWords:
         self.received: list[AttemptDigest] = []
         """The digests of all processes."""
 
+    def collect(self) -> tuple[int, ...]:
+        return self.own
+
+    def receive(self, words: np.ndarray) -> None:
+        self.received = [(one, other) for one, other in words.tolist()]
+
+
+class StopWish:
+    """The wish of a process to stop. It arrives at the same step in all processes."""
+
+    def collect(self) -> tuple[int, ...]:
+        return (int(get_agreement().wishes_to_stop),)
+
+    def receive(self, words: np.ndarray) -> None:
+        get_agreement().has_heard_stop_wish = bool(words.any())
+
 
 class StepWords:
-    """The words of a process about a batch: (pass, batch, digest of the rows, `StartDigests`, digest of an attempt, wish to stop).
+    """The words of a process about a step: (pass, batch, digest of the rows, `StartDigests`)."""
 
-    They cost no message of their own, and arrive at the same step in all processes.
-    """
-
-    def __init__(self, batch: GlobalBatch, start: StartDigests, attempt: AttemptWords | None = None) -> None:
-        """`attempt` is given where contributions are verified."""
+    def __init__(self, batch: GlobalBatch, start: StartDigests) -> None:
         self._batch = batch
         self._start = start
-        self._attempt = attempt
 
     def collect(self) -> tuple[int, ...]:
         """Return the words of this process."""
         pass_, number = self._batch.position or NO_POSITION
-        own = () if self._attempt is None else self._attempt.own
-        return pass_, number, self._batch.digest, *self._start, *own, get_agreement().wishes_to_stop
+        return pass_, number, self._batch.digest, *self._start
 
     def receive(self, words: np.ndarray) -> None:
-        """Take the words of all processes, in rows; refuse processes that have read different rows, or start from other values."""
-        get_agreement().has_heard_stop_wish = bool(words[:, -1].any())
+        """Refuse processes that have read different rows, or start from other values; `words` has a row for each process."""
         check_same_rows(words[:, :3])
-        check_same_start(words[:, :-1])
-        if self._attempt is not None:
-            self._attempt.received = [(one, other) for one, other in words[:, -3:-1].tolist()]
+        check_same_start(words)
 
 
 def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:
@@ -78,10 +85,6 @@ def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:
         digest = zlib.crc32(f"{number} {array.dtype}".encode(), digest)
         digest = zlib.crc32(array.view(np.uint8).data, digest)
     return digest >> 1
-
-
-NO_POSITION: Position = (-1, -1)
-"""The position of a batch that has none."""
 
 
 def check_same_rows(words: np.ndarray) -> None:

@@ -18,9 +18,9 @@ import unisono as un
 from sizes import cases, mostly_slow, slow
 from small_training import REPLICAS, WEIGHTS, Training
 from unisono._src.exchange import LeadExchange
+from unisono._src.observers.device_verification import DeviceVerification
+from unisono._src.observers.lone_replicas import LoneReplicas
 from unisono._src.placement import Placement
-from unisono._src.step.device_verification import DeviceVerification
-from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step_count import get_step_count
 
 
@@ -83,7 +83,7 @@ class Fault:
         draw = random.Random(seed)
         self.flips, self._step = 0, -1
         bit, place = draw.randrange(32), draw.random()
-        whole, bring = SingleReplicas._take_contribution, LeadExchange._bring_to_lead
+        whole, bring = LoneReplicas._take_contribution, LeadExchange._bring_to_lead
 
         def flip(contribution):
             self.flips += 1
@@ -104,7 +104,7 @@ class Fault:
                 parts[device] = flip(parts[device])
             return parts
 
-        monkeypatch.setattr(SingleReplicas, "_take_contribution", take)
+        monkeypatch.setattr(LoneReplicas, "_take_contribution", take)
         monkeypatch.setattr(LeadExchange, "_bring_to_lead", bring_wrong)
 
 

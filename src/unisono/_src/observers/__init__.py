@@ -1,0 +1,1 @@
+"""Observers of a step: the comparison between processes, and the verification of devices."""

@@ -1,0 +1,44 @@
+"""The comparison of what the processes make a step of: rows, arguments, assigned variables, the program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.exchange.protocol import Words
+from unisono._src.observers.constant_digests import ConstantDigests
+from unisono._src.observers.process_words import NOTHING_COMPARED, StartDigests, StepWords, StopWish, digest_values
+from unisono._src.placement import Placement
+from unisono._src.processes import names
+from unisono._src.step.observer import StartState, StepObserver
+from unisono._src.step.step_digests import StepDigests
+from unisono._src.typing import AnyArray
+
+
+class ProcessComparison(StepObserver):
+    """The observer that has the processes tell one another, with the sums of a step, what they make it of."""
+
+    def __init__(self, placement: Placement, trains: bool, fixed_digest: int = 0) -> None:
+        """What a program that does not train starts from is not compared. `fixed_digest` is of numbers in the program, which always are."""
+        self.wants_assigned = trains
+        self._fixed_digest = fixed_digest
+        self._constant_digests = ConstantDigests(placement.lead)
+        self._may_programs_differ = bool(os.environ.get(names.OTHER_PROGRAMS))
+        self._digests = NOTHING_COMPARED
+
+    def begin(self, constants: Sequence[AnyArray]) -> None:
+        self._digests = StartDigests(constants=self._constant_digests.digest(constants) ^ self._fixed_digest)
+
+    def take_state(self, state: StartState) -> None:
+        assigned = [(0, state.digest())] if state.assigned is None else state.assigned
+        self._digests = self._digests._replace(assigned=digest_values(assigned))
+
+    def list_words(self, batch: GlobalBatch, digest_program: Callable[[], int]) -> list[Words]:
+        if not self._may_programs_differ:
+            self._digests = self._digests._replace(program=digest_program())
+        return [StopWish(), StepWords(batch, self._digests)]
+
+    def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
+        """Forget assigned values: the next step may be of the same call here, and of another call in another process."""
+        self._digests = self._digests._replace(assigned=NOTHING_COMPARED.assigned)

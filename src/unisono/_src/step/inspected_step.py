@@ -1,0 +1,60 @@
+"""What each replica computes in a step, read before it is run, for tools that look into a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.replica.protocol import RecordedVariables, State
+from unisono._src.step.call_inputs import CallInputs
+from unisono._src.step.cut_step import InspectedProgram
+from unisono._src.step.phased_steps import PhasedSteps
+from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard
+from unisono._src.typing import Array, PyTree
+
+
+class InspectedReplica(NamedTuple):
+    """What one replica computes in a step."""
+
+    replica: int
+    rows: range
+    """Its rows of the global batch; of a batch that is not cut, those of the first array."""
+    batch: PyTree
+    gradients: list[Array | None]
+    """Its parts of the gradients, in the order of the recorded variables; None for a gradient that is no sum of parts."""
+    loss: Array | None
+    """Its part of the loss: the parts of all replicas add up to the loss. None where the step does not tell it."""
+
+
+class InspectedStep(NamedTuple):
+    """A step before it is run."""
+
+    recorded: RecordedVariables
+    state: State
+    """It must be copied where it is kept: the step is given its memory."""
+    batch: GlobalBatch
+    replicas: Sequence[InspectedReplica]
+    """The replicas of this process that have rows."""
+    programs: Sequence[InspectedProgram]
+
+    def find_replica(self, row: int) -> int | None:
+        """Return the replica of this process that has a row of the global batch."""
+        return next((each.replica for each in self.replicas if row in each.rows), None)
+
+
+def inspect_step(
+    recorded: RecordedVariables, state: State, batch: GlobalBatch, batch_plan: BatchPlan, inputs: CallInputs, cutter: PhasedSteps
+) -> InspectedStep:
+    """Compute what each replica of this process computes in a step."""
+    shards = [
+        Shard(each.replica, each.leaf, range(batch.counted_rows) if batch.is_whole else each.rows) for each in batch_plan.shards
+    ]
+    batches = [
+        inputs.read_replica(batch, ReplicaRun(len(each.rows), each.replica, 0, 1, each.rows)) for each in batch_plan.shards
+    ]
+    parts, programs = cutter.inspect(batch, batch_plan, state, batches)
+    replicas = [
+        InspectedReplica(shard.replica, shard.rows, rows, *part) for shard, rows, part in zip(shards, batches, parts, strict=True)
+    ]
+    return InspectedStep(recorded, state, batch, replicas, programs)

@@ -1,0 +1,144 @@
+"""Observers of a step: what records it, compares it between processes, verifies it, or looks into it.
+
+A step tells them what it starts from, hands them its phases, and tells them when it is finished. Of what they do it knows nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.exchange.protocol import Words
+from unisono._src.step.device_state import DeviceState
+from unisono._src.step.inspected_step import InspectedStep
+from unisono._src.step.plan import BatchPlan, Round
+from unisono._src.step.program import CallResult
+from unisono._src.step.run_outputs import RunOutput
+from unisono._src.step.step_digests import StepDigests
+from unisono._src.typing import AnyArray, Array
+
+
+class StartState(NamedTuple):
+    """The state that a call of the step starts from."""
+
+    is_other: bool
+    """Whether it is another one than the last step has made."""
+    assigned: list[tuple[int, Array]] | None
+    """Numbered arrays of other values than the last step has made, as far as an observer wants them; None where its values are gone."""
+    digest: Callable[[], Array]
+    """Returns the digests of the state."""
+
+
+class WatchedStep(NamedTuple):
+    """A step that an observer sees by itself."""
+
+    number: int
+    batch_plan: BatchPlan
+    inspect: Callable[[], InspectedStep]
+    """Returns what each replica computes in it."""
+
+
+class LoneReplica(Protocol):
+    """A replica that is run apart from those beside it."""
+
+    @property
+    def replica(self) -> int:
+        """Return the number of the replica."""
+        ...
+
+    def runs(self, round_: Round) -> bool:
+        """Return whether a call runs the replica."""
+        ...
+
+    def run(self, round_: Round) -> CallResult:
+        """Run the replica in place of the call, and add its contribution to the sums of its device."""
+        ...
+
+
+RunPhase: TypeAlias = Callable[[LoneReplica | None], list[RunOutput]]
+"""Runs the replicas of a phase, and adds up what they hand on; returns their outputs."""
+
+
+class WatchedPhase(NamedTuple):
+    """A phase of a watched step."""
+
+    number: int
+    phases: int
+    """How many phases the step has."""
+    device_state: DeviceState
+    call_alone: Callable[[int, int], CallResult]
+    """Runs a replica by itself on a device, into the sums there."""
+
+
+class StepObserver:
+    """An observer of the steps of one program. This one does nothing."""
+
+    wants_assigned = False
+    """Whether it asks for arrays that no step has made."""
+    runs_phases = False
+    """Whether it runs the phases of watched steps. One observer may do so."""
+
+    @property
+    def wants_digests(self) -> bool:
+        """Return whether it asks for the digests of steps: programs are compiled for it."""
+        return False
+
+    def count_unwatched(self, step: int) -> int:
+        """Return how many steps from this one on need not be seen by themselves."""
+        return sys.maxsize
+
+    def begin(self, constants: Sequence[AnyArray]) -> None:
+        """Take note of a call that begins, with the values that are the same for all replicas and steps."""
+
+    def take_state(self, state: StartState) -> None:
+        """Take note of the state that steps start from. What is kept must be copied."""
+
+    def before_rows(self, step: WatchedStep) -> None:
+        """Take note of a watched step before it reads rows."""
+
+    def run_phase(self, phase: WatchedPhase, run: RunPhase) -> list[RunOutput]:
+        """Run a phase of a watched step."""
+        return run(None)
+
+    def list_words(self, batch: GlobalBatch, digest_program: Callable[[], int]) -> list[Words]:
+        """Return what processes tell one another with the sum of a phase. `digest_program` is of the program that finishes the step."""
+        return []
+
+    def after_phases(self) -> None:
+        """Raise an error where the step must not be finished."""
+
+    def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
+        """Take note of finished steps, one for each batch; `digests` has one item where digests are wanted."""
+
+    def forget(self) -> None:
+        """Drop what lies on the devices."""
+
+
+def join_words(observers: Sequence[StepObserver], batch: GlobalBatch, digest_program: Callable[[], int]) -> JoinedWords:
+    """Return all that processes tell one another with the sum of a phase."""
+    return JoinedWords(words for one in observers for words in one.list_words(batch, digest_program))
+
+
+class JoinedWords:
+    """The words of several observers behind one another."""
+
+    def __init__(self, parts: Iterable[Words]) -> None:
+        self._parts = list(parts)
+        self._counts: list[int] = []
+
+    def collect(self) -> tuple[int, ...]:
+        """Return the words of this process."""
+        words = [part.collect() for part in self._parts]
+        self._counts = list(map(len, words))
+        return tuple(itertools.chain.from_iterable(words))
+
+    def receive(self, words: np.ndarray) -> None:
+        """Hand the words of all processes on to those that told them."""
+        ends = itertools.accumulate(self._counts)
+        for part, count, end in zip(self._parts, self._counts, ends, strict=True):
+            part.receive(words[:, end - count : end])
