@@ -21,6 +21,8 @@ LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
 GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for name in ("gan", "negatives of the batch"))
 EAGER = {"check": "eager", "replicas": 4}
 DEALT_OUT = {"check": "dealt_out", "replicas": 8}
+MESSAGES = {"messages": True}
+"""Sums are sent as messages, as between machines, and not through memory."""
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 
 
@@ -50,7 +52,7 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP, DEALT_OUT, GAN, CONTRAST, files))
+    done = python(*command(2, 2, FIT | cores, LOOP | MESSAGES, DEALT_OUT, GAN | MESSAGES, CONTRAST, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     found = printed(lines, 2)

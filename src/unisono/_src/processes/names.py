@@ -23,6 +23,9 @@ DEVICES = "UNISONO_DEVICES"
 REPLICAS = "UNISONO_REPLICAS"
 """R, in place of what strategies say."""
 
+SHARED_MEMORY = "UNISONO_SHARED_MEMORY"
+"""0: processes of one machine send their sums as messages too."""
+
 OTHER_PROGRAMS = "UNISONO_OTHER_PROGRAMS"
 """Whether processes may trace other programs than each other: what an audit or a replay runs is recorded, and an audit shows the line."""
 

@@ -21,6 +21,7 @@ SET_BY_USERS = (
     names.BOUND,
     names.DEVICES,
     names.REPLICAS,
+    names.SHARED_MEMORY,
     library.SWITCH,
     hidden_frames.SWITCH,
     run_recorder.SWITCH,
