@@ -21,7 +21,7 @@ NOWHERE: Distances = (0, 0, 0, 0, 0, 0)
 
 
 class AttentionLayout(NamedTuple):
-    """Where the elements of the arrays lie, and the numbers of an attention."""
+    """The layout of an attention's arrays, and its constants."""
 
     sizes: tuple[int, ...]
     """Three dimensions of items, groups, queries, keys, features of a query, features of a value."""
@@ -55,7 +55,10 @@ class AttentionLayout(NamedTuple):
 
 
 class AttentionArrays(NamedTuple):
-    """The operands of an attention. A row of features lies together; a mask, bias or kept weights that are not there are empty."""
+    """The operands of an attention.
+
+    The features of one item are contiguous. A mask, a bias or kept weights that are absent are empty arrays.
+    """
 
     queries: Array
     keys: Array
@@ -67,7 +70,7 @@ class AttentionArrays(NamedTuple):
 
 
 def compute_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
-    """Return, for each query, the mean of the values, weighted by the softmax of its scores. It has the queries' dimensions."""
+    """Compute attention: means of the values, weighted by the scores' softmax. The result has the queries' dimensions."""
     return cast(Array, compute_means(layout, arrays))
 
 
@@ -84,7 +87,7 @@ def call_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Sequence
 
 
 def attend_forward(layout: AttentionLayout, primals: Sequence[CustomVJPPrimal]) -> tuple[Array, tuple[Any, ...]]:
-    """Return the means, and what the gradient needs. Each operand comes with the word whether its gradient is asked for."""
+    """Compute the means, and the residuals of the gradient. Each operand comes with a flag: whether its gradient is asked for."""
     arrays = AttentionArrays(*(primal.value for primal in primals))
     out, numbers = call_attention(layout, arrays)
     is_bias_asked_for = primals[AttentionArrays._fields.index("bias")].perturbed
@@ -93,7 +96,7 @@ def attend_forward(layout: AttentionLayout, primals: Sequence[CustomVJPPrimal]) 
 
 
 def attend_backward(layout: AttentionLayout, residuals: tuple[Any, ...], by_out: Array | SymbolicZero) -> tuple[PyTree]:
-    """Return the gradients by the operands."""
+    """Compute the gradients by the operands."""
     arrays, numbers, needs_bias = residuals
     if isinstance(by_out, SymbolicZero):
         by_out = jnp.zeros(by_out.shape, jnp.float32)
@@ -109,6 +112,6 @@ compute_means.defvjp(attend_forward, attend_backward, symbolic_zeros=True)
 
 
 def sum_over_shared(by_scores: Array, layout: AttentionLayout, shape: Shape) -> Array:
-    """Return the gradient by a bias of this shape: the sum over all scores that share an element of it."""
+    """Compute the gradient by a bias of this shape. It sums over all scores that share an element of the bias."""
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1)
     return jnp.sum(by_scores.reshape(layout.sizes[:6]), shared, keepdims=True)

@@ -7,7 +7,9 @@ from jax import Array
 
 
 def open_step_memory(numbers: Array) -> Array:
-    """Return the numbers, int32, which a step cannot begin without: when they are there, the step's memory has large pages.
+    """Ask for large pages for a step's memory, and return `numbers` (int32).
+
+    A step cannot begin without these numbers, so the pages are there before it.
 
     XLA asks for this memory in each call, and Linux clears it page by page when it is first written.
     """

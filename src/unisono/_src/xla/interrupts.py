@@ -1,4 +1,7 @@
-"""Delay of Ctrl-C while state is between its old place and its new one."""
+"""Delay Ctrl-C while state moves between memories.
+
+An interrupt halfway would leave neither the old nor the new copy whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The step of a loop in instructions for rows, and where each of its variables is read."""
+"""The step of a loop as instructions for rows.
+
+Also where each of its variables is read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from unisono._src.typing import Shape
 
 
 class NotByRowsError(Exception):
-    """Why the kernel cannot run a loop: rows meet in an equation, or there is no instruction for it."""
+    """Why the kernel cannot run a loop. Rows meet in an equation, or there is no instruction for it."""
 
 
 class Value(NamedTuple):
@@ -29,7 +32,7 @@ class Value(NamedTuple):
 
 
 class MadeInstruction(NamedTuple):
-    """An instruction, before what the step makes has its places."""
+    """An instruction before its result has an address."""
 
     operation: str
     width: int
@@ -40,12 +43,12 @@ class MadeInstruction(NamedTuple):
 
 
 def measure_row(atom: Atom) -> int:
-    """Return how many elements a row has."""
+    """Count the elements of a row."""
     return math.prod(get_shape(atom)[1:])
 
 
 class RowStep:
-    """The instructions of one step, as its equations are read."""
+    """The instructions of one step, while its equations are read."""
 
     def __init__(self, rows: int, carries: Sequence[Var], places: Collection[Var], constants: Collection[Var]) -> None:
         """Keep what the step reads. Of `places` it reads its own rows; `constants` are the same at every step."""
@@ -69,7 +72,7 @@ class RowStep:
         self._values[variable] = value
 
     def read(self, atom: Atom, shape: Shape | None = None) -> Value:
-        """Return where an atom is read, as an operand of a result of this shape."""
+        """Find where an atom is read, as an operand for this shape."""
         wanted = get_shape(atom) if shape is None else shape
         if isinstance(atom, Literal):
             return self.read_number(float(np.asarray(atom.val).reshape(())))
@@ -94,7 +97,7 @@ class RowStep:
         return Matrix(index, get_shape(atom)[is_transposed])
 
     def make(self, operation: str, width: int, *operands: Value | Matrix) -> Value:
-        """Return the result of an instruction; what is made already is not made twice."""
+        """Add an instruction, unless the same one is there already."""
         key = operation, width, operands
         if key not in self._made:
             number = self._count_up(width)
@@ -103,7 +106,7 @@ class RowStep:
         return self._made[key]
 
     def join(self, parts: Sequence[tuple[Value, int]]) -> Value:
-        """Return values of these widths side by side."""
+        """Put values of these widths side by side."""
         number = self._count_up(sum(width for _, width in parts))
         offset = 0
         for value, width in parts:
@@ -124,7 +127,7 @@ class RowStep:
         return len(self.widths) - 1
 
     def _read_constant(self, atom: Var, wanted: Shape) -> Value:
-        """Return where a constant is read: a number, one row for all, or its own rows."""
+        """Find where a constant is read. It is a number, one row for all, or its own rows."""
         shape = get_shape(atom)
         if shape == ():
             return self._read_array("shared", atom)
