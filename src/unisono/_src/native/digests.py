@@ -1,4 +1,7 @@
-"""The calls of the kernels that digest arrays (`digest.py` says what a digest is)."""
+"""The calls of the kernels that digest arrays.
+
+`digest.py` says what a digest is.
+"""
 
 from __future__ import annotations
 

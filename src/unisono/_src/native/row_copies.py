@@ -1,4 +1,4 @@
-"""The call of the native function that copies chosen rows of an array on the host."""
+"""The call of the native function that copies rows on the host."""
 
 from __future__ import annotations
 

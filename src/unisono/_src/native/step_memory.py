@@ -1,4 +1,4 @@
-"""The call that asks for large pages for the memory of a step."""
+"""The kernel call that asks for large pages for a step."""
 
 from __future__ import annotations
 

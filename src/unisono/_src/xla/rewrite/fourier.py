@@ -53,7 +53,7 @@ def transform_axis(x: Array, axis: int, kind: FftType, length: int) -> Array:
 
 
 def transform_lines(x: Array, kind: FftType, length: int) -> Array:
-    """Transform each line, with as many at a time as fit on one thread."""
+    """Transform each line, as many at once as fit on one thread."""
     at_once = max(1, MOST // max(length, x.shape[1]))
     transform_some = functools.partial(lax.fft, fft_type=kind, fft_lengths=(length,))
     whole = len(x) // at_once * at_once

@@ -103,7 +103,7 @@ class Use(NamedTuple):
 
 
 def find_uses(layout: Layout) -> dict[int, Use]:
-    """Find the uses of values with a place of their own, by number."""
+    """Find the uses of each value that has its own place."""
     touched: dict[int, list[int]] = collections.defaultdict(list)
     for index, step in enumerate(layout.instructions):
         parts = [*list_read(step), *([] if isinstance(step.to, Address) else [Part(step.to)])]
