@@ -80,7 +80,7 @@ def compute_means(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
 
 
 def call_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Sequence[Array]:
-    """Return the means, and what the gradient needs of each row."""
+    """Compute the means, and two numbers a row for the gradient."""
     shape: Shape = (*arrays.queries.shape[:-1], layout.sizes[7])
     results = [jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2, layout.rows), jnp.float32)]
     return jax.ffi.ffi_call("unisono_attend", results)(*arrays, **layout.attributes)

@@ -53,7 +53,7 @@ def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
 
 
 def list_roundings(value: Atom, makers: Mapping[core.Var, Equation]) -> list[Equation]:
-    """List the conversions that lead to a value from its most precise form. Empty where no digit is lost."""
+    """List the conversions from a value's most precise form to itself. Empty where no digit is lost."""
     chain: list[Equation] = []
     digits = [count_digits(value)]
     while isinstance(value, core.Var) and value in makers and makers[value].name == "convert_element_type":

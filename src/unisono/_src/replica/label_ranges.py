@@ -1,6 +1,7 @@
-"""The integer labels that losses of classes get: which array of a batch they are, and how many classes there are. A trace shows both.
+"""The integer labels that classification losses get.
 
-Keras on JAX makes the loss of a label out of range 0, without a word: it is one-hot of nothing.
+A trace shows which array of a batch they are, and how many classes there are. Keras on JAX makes the loss of a label out of range
+0, without a word: its one-hot vector is zero.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LabelRange(NamedTuple):
 
 
 class LabelRanges:
-    """The ranges of the labels of one model's losses, as traces show them."""
+    """The label ranges of one model's losses, as traces show them."""
 
     def __init__(self) -> None:
         self.found: dict[LabelRange, None] = {}
@@ -37,7 +38,7 @@ class LabelRanges:
         """Ranges, with no number of classes, whose number depends on the rows: each row of a table of pairs chooses another row."""
 
     def note(self, batch: PyTree, loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
-        """Note a call of a loss, if it takes labels as they lie in the batch. Predictions with a mask may have any label where it masks."""
+        """Note a call of a loss whose labels lie in the batch. Predictions with a mask may have any label where it masks."""
         options = find_class_options(loss)
         if options is None or not isinstance(y_pred, jax.Array) or get_keras_mask(y_pred) is not None:
             return

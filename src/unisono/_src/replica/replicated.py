@@ -1,4 +1,7 @@
-"""Arrays that every replica gets whole: `un.replicate`. And the test for an array of any library."""
+"""Arrays that every replica gets whole: `un.replicate`.
+
+Also the test for an array of any library.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from unisono._src.typing import Array, LibraryArray, PyTree, is_dict
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated:
-    """A tree of arrays that every replica is meant to get whole. A tree of one array is used like the array."""
+    """A tree of arrays that every replica gets whole. A tree of one array is used like the array."""
 
     value: PyTree
 
@@ -29,7 +32,7 @@ class Replicated:
         return np.asarray(self.value, *args, **kwargs)
 
     def __getitem__(self, key: Any) -> Replicated | Array:
-        """Return a part of the tree, or of the array."""
+        """A part of the tree, or of the array."""
         return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
 
     def __iter__(self) -> Iterator[object]:
@@ -41,14 +44,14 @@ class Replicated:
         return len(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the array."""
+        """An attribute of the array."""
         if name.startswith("__") or not is_array(self.value):
             raise AttributeError(name)
         return getattr(self.__jax_array__(), name)
 
 
 def forward_operator(name: str) -> Callable[..., Array]:
-    """Return the method of this name, which computes with the array of a `Replicated`."""
+    """Build the operator method that computes with the array."""
 
     def compute(self: Replicated, *others: object) -> Array:
         return getattr(self.__jax_array__(), name)(*others)
@@ -93,7 +96,7 @@ def refuse_tensorflow_data(thing: object, call: str) -> None:
 
 
 def is_array(thing: object) -> TypeGuard[LibraryArray]:
-    """Return whether this is an array of any library."""
+    """Whether this is an array of any library."""
     return (
         hasattr(thing, "shape")
         and hasattr(thing, "dtype")

@@ -33,19 +33,19 @@ class UsedVariables(NamedTuple):
 
     @property
     def metric_variables(self) -> list[keras.Variable]:
-        """Return the variables of the metrics."""
+        """The variables of the metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
     def all(self) -> list[list[keras.Variable]]:
-        """Return all variables, in the groups of the state."""
+        """All variables, in the groups of the state."""
         return [self.weights, self.non_trainable, self.slots, self.metric_variables]
 
 
 def sort_variables(
     code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
 ) -> UsedVariables:
-    """Return the variables of the code by their use."""
+    """Sort the variables of the code by their use."""
     variables = {**code.scope.read, **code.scope.assigned}
     applied = [
         (

@@ -1,6 +1,6 @@
-"""Delay Ctrl-C while state moves between memories.
+"""Delay Ctrl-C while the state changes hands.
 
-An interrupt halfway would leave neither the old nor the new copy whole.
+An interrupt between the two would lose the state: a call of a program donates the old arrays before the new ones are assigned.
 """
 
 from __future__ import annotations
