@@ -38,7 +38,7 @@ class DataPosition:
             warn_of_changing_rows(epochs)
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
-        """Note the batches of a step, and the logs of the last one."""
+        """Note the batches of a step, and the last one's logs."""
         self.logs = logs
         for batch in batches if self.progress.digests_all else batches[-1:]:
             if batch.position is not None:

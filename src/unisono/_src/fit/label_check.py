@@ -51,7 +51,7 @@ def find_wrong_labels(labels: np.ndarray, given: LabelRange, weights: np.ndarray
 
 
 def refuse_label(batch: GlobalBatch, given: LabelRange, index: tuple[int, ...], count: int) -> None:
-    """Raise the error about the first of the wrong labels of a batch."""
+    """Raise the error about a batch's first wrong label."""
     leaf = batch.leaves[given.labels]
     label = int(leaf.array[index])
     row = int(index[0])

@@ -35,7 +35,7 @@ def build_model(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> Non
 
 
 def build_for_prediction(bond: Bond, batch: UserBatch) -> None:
-    """Build a model by a batch of arrays, as Keras does where it predicts. The model need not be compiled."""
+    """Build a model by a batch, as Keras does where it predicts. The model need not be compiled."""
     x, _, _ = unpack_batch(batch)
     replicas = bond.strategy.num_replicas_in_sync
     with (

@@ -45,7 +45,7 @@ class StepsPerCall:
         self._shown = None
 
     def note_call(self, count: int, logs: Logs, are_shown: bool = False) -> Logs:
-        """Note a call that was just started, and wait for the one before. At most two run at a time.
+        """Note a call just started, and wait for the one before. At most two run at a time.
 
         Args:
             count: The number of steps.

@@ -1,4 +1,7 @@
-"""The state of a user function between two runs: arrays that its step has made, and that Keras' variables hold meanwhile."""
+"""The state of a user function between two runs.
+
+Its step has made the arrays, and Keras' variables hold them meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class LentState:
         self._counts: list[int] = []
 
     def take_back(self) -> State:
-        """Return the values of the variables in arrays that the step owns.
+        """Take back the variables' values, in arrays that the step owns.
 
         A value that comes from elsewhere, as from an initializer or an assignment, is copied: the step does not know who owns it. The copy
         goes into the variable at once, so that there are never two of all.
@@ -51,7 +54,7 @@ class LentState:
         return tuple([list(itertools.islice(values, size)) for size in self._sizes])
 
     def lend(self, state: State, is_whole: bool) -> None:
-        """Put the newest state of the step into the variables, as far as there is one.
+        """Put the newest state of the step into the variables. There may be none.
 
         `is_whole`: no error is on its way. The frames of an error may hold the arrays for a while, and would be counted.
         """

@@ -51,7 +51,7 @@ def refuse_hidden_arrays(leaf: object) -> None:
 
 
 def is_summed(output: Array) -> bool:
-    """Whether an output is summed over replicas at once: a single number is. Most are losses, and one sum costs nothing there."""
+    """Whether an output is summed over replicas at once. A single number is. Most are losses, and one sum costs nothing there."""
     return output.ndim == 0 and (jnp.issubdtype(output.dtype, jnp.floating) or output.dtype == jnp.int32)
 
 

@@ -1,7 +1,7 @@
-"""Named scopes for layers with statistics of a replica, or of the batch.
+"""Named scopes for layers, by whose statistics they have.
 
-A layer says it by `synchronized`, which is Keras' word for batch normalization, and may be set on any layer. Inner layers go
-before outer ones.
+They are those of a replica, or of the whole batch. A layer says it by `synchronized`, which is Keras' word for batch
+normalization, and may be set on any layer. Inner layers go before outer ones.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ jax.tree_util.register_pytree_node(  # pyright: ignore[reportUnknownMemberType] 
 
 @says_near_names
 def replicate(value: PyTree) -> PyTree:
-    """Mark `value`, an array or a tree of arrays, as meant to reach every replica as a whole.
+    """Mark `value` as meant to reach every replica as a whole. It is an array or a tree of arrays.
 
     Args:
         value: For example a vector of class weights.

@@ -175,7 +175,7 @@ class ReplicaCode:
         self.note("derivatives", list(gradients))
 
     def keep_scaled_gradient(self, optimizer: keras.optimizers.Optimizer, gradient: Array, scaled: Array) -> None:
-        """Keep the scaled form of a gradient, for the optimizer that scaled the loss. The code hands on the unscaled gradient."""
+        """Keep a gradient's scaled form for the optimizer that scaled the loss. The code hands on the unscaled gradient."""
         self._scaled[id(gradient)] = gradient, optimizer, scaled
 
     def apply(

@@ -1,7 +1,8 @@
-"""Growth of the parts of a loss that replica code makes by itself, from traces on a replica's rows and on twice as many.
+"""Growth of the parts of a loss with the rows.
 
-A sum doubles, and the sums of replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up
-over R replicas. A divisor that is the same in both programs is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
+Replica code makes such losses itself. They are traced on a replica's rows, and on twice the rows. A sum doubles, and the sums of
+replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up over R replicas. A
+divisor that is the same in both traces is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LossPart(NamedTuple):
 
 
 class TwoTraces(NamedTuple):
-    """A function that is traced on a replica's rows, and on twice as many."""
+    """A function traced on a replica's rows, and on twice the rows."""
 
     on_rows: Provenance
     on_both: Provenance
@@ -52,7 +53,10 @@ class TwoTraces(NamedTuple):
 
 
 def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], size: int) -> TwoTraces | None:
-    """Return the function on twice the rows, with the growth of each value; None where it has no such trace, or is another program then."""
+    """Trace the function on twice the rows, and find each value's growth.
+
+    None where it cannot be traced so, or the trace differs.
+    """
     try:
         if size == 1:  # code broadcasts one row
             on_rows, size = trace_of(2), 2
@@ -74,7 +78,7 @@ def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], s
 
 
 def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, replicas: int) -> list[LossPart]:
-    """Return the parts of the losses that replica code differentiates, without shares of a mean over the global batch.
+    """Find the parts of the losses that replica code differentiates. Shares of a mean over the global batch are left out.
 
     Args:
         sources: The code, traced on the replica's rows.
@@ -89,7 +93,10 @@ def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, repl
 
 
 def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, replicas: int) -> LossPart:
-    """Return the part that a term is, by its growth. The constants on the way to it are the same for any number of rows, but for sizes."""
+    """Classify a term of a loss by its growth.
+
+    The constants on the way to it are the same for any number of rows, apart from sizes.
+    """
     if not term.of_rows:
         return LossPart(MEAN, term.path, False)
     measured = growths.of(twice.variable)
@@ -100,7 +107,7 @@ def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, rep
 
 
 def scale_growth(growth: float, term: LossTerm, twice: LossTerm) -> float:
-    """Return the growth of a term in its loss, on the way to which it may be divided by a number of rows."""
+    """Scale the growth of a term to that in its loss. On the way there it may be divided by a number of rows."""
     pairs = zip(term.outer_scaling.divisors, twice.outer_scaling.divisors, strict=False)
     factors = zip(term.outer_scaling.factors, twice.outer_scaling.factors, strict=False)
     for one, other in [*pairs, *factors]:
@@ -110,7 +117,7 @@ def scale_growth(growth: float, term: LossTerm, twice: LossTerm) -> float:
 
 
 def keep_common_constants(term: LossTerm, twice: LossTerm, growth: float | None) -> Scaling:
-    """Return the constants by which a term is divided on the rows and on the rows taken twice, without the numbers of rows in them."""
+    """Keep the constants that divide a term in both traces. The numbers of rows in them are left out."""
     elements = term.elements if growth == MEAN else 0
     return Scaling(
         tuple(find_common_divisors(term.path.divisors, twice.path.divisors, elements)),
@@ -119,7 +126,10 @@ def keep_common_constants(term: LossTerm, twice: LossTerm, growth: float | None)
 
 
 def find_common_divisors(numbers: Sequence[Divisor], others: Sequence[Divisor], elements: int) -> Iterator[Divisor]:
-    """Yield what numbers have in common with others, of twice as many rows. `elements` are those of the sum that they make a mean."""
+    """Yield the numbers that stand in both traces.
+
+    `others` are those of twice the rows. `elements` are those of the sum that they make a mean.
+    """
     left = list(others)
     for number in numbers:
         for index, other in enumerate(left):
@@ -137,7 +147,7 @@ def is_alike(one: Divisor, other: Divisor) -> bool:
 
 
 def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
-    """Return the part that a term is, as far as the program shows it: a sum over rows that is divided by a replica's rows is a mean."""
+    """Classify a term by its divisors alone. A sum over rows that is divided by a replica's rows is a mean."""
     sizes = (term.elements, size) if term.elements else ()
     divisors = term.path.divisors
     position = next((index for index, divisor in enumerate(divisors) if any(is_alike(divisor, rows) for rows in sizes)), None)
@@ -147,9 +157,10 @@ def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
 
 
 def warn_of_coupled_rows(name: str, both: TwoTraces, parts: Sequence[LossPart]) -> None:
-    """Warn of a function that makes of all rows of a replica together what is not made of their parts.
+    """Warn of a function in which a replica's rows are coupled.
 
-    That are values of rows that look at other rows, in losses, weights or what layers get, and parts of losses that do not add up.
+    These are values of rows that look at other rows, in losses, weights or what layers get, and parts of losses that do not add
+    up.
     """
     traced, growth = both.on_both, both.growth
     for called, variable in traced.trace.noted.get("gave", []):
