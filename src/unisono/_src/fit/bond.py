@@ -46,7 +46,7 @@ class Bond(ModelBond):
         self._awaits_position = False
         """Whether there is a current call of fit, and it has no data position yet."""
         self.validations = 0
-        """How many validations the training of the current call of fit has made, with those before it was resumed."""
+        """The number of validations in the training of the current call of fit, with those before it was resumed."""
         self._validations_to_read = 0
         self._is_validating = False
         self._losses = LossWatch()

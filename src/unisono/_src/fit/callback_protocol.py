@@ -21,7 +21,7 @@ class FitCallback(keras.callbacks.Callback, abc.ABC):
     """
 
     keeps_what_others_decide = False
-    """Whether it runs after all others, at any place in the list."""
+    """Whether it keeps what other callbacks decide, and so runs after all others, wherever it stands in the list."""
     writes_for_all = False
     """Whether one of several processes runs it for all."""
 

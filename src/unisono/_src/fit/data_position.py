@@ -24,7 +24,7 @@ class DataPosition:
     def __init__(self, epochs: EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
         self.epochs = epochs
         self._bounds = [callback.steps_until_due for callback in callbacks if isinstance(callback, FitCallback)]
-        """Functions of callbacks. Each returns, for the next step, the most steps of one call after which its callback still acts in time."""
+        """Functions of callbacks: the most steps that a call may take from the next step on, so that the callback acts in time."""
         self.order: RowOrder = epochs.adapter.order
         self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}

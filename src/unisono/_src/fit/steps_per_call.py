@@ -70,7 +70,7 @@ class StepsPerCall:
 def choose_step_count(seconds: float) -> int:
     """Choose how many steps of this duration one call may take.
 
-    It is as many as are short together, or a few that are not too long.
+    Together they are short, or they are a few that do not take too long.
 
     >>> [choose_step_count(seconds) for seconds in (0.01, 0.2, 0.5, 2.5)]
     [50, 6, 4, 1]

@@ -115,7 +115,7 @@ class FunctionCompiler:
         self._share_positions: frozenset[int] = frozenset()
         self._traces: dict[int, Provenance] = {}
         self._loss_shapes: dict[int, list[Shape]] = {}
-        """The shapes of losses for the replica's rows and for twice as many, where one of them is the same for both."""
+        """The shapes of losses for the replica's rows and for twice the rows, where one of them is the same for both."""
 
     @spare_old_objects()
     def compile(self) -> CompiledStep:
@@ -258,7 +258,7 @@ class FunctionCompiler:
             return DivisorCheck(self._call.name, self._replicas)
         both = compare_traces(sources, self._trace_rows, self._rows)
         parts = find_loss_parts(sources, both, self._rows, self._replicas)
-        if len(sources.gradient_scalings) == 1:  # of all gradients, so that the losses may as well be divided by it
+        if len(sources.gradient_scalings) == 1:  # it scales all gradients, which is the same as scaling the losses
             (scaling,) = sources.gradient_scalings
             parts = [part._replace(path=part.path.join(scaling)) for part in parts]
         if self._replicas > 1 and both is not None:

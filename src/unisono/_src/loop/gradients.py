@@ -31,7 +31,7 @@ class GivenLoss(NamedTuple):
     values: Array
     weights: Array | None
     has_rows: bool
-    """Whether the values are of examples; else they are as many for any number of rows, and their sum is the loss."""
+    """Whether there is a value for each example. Else their number does not depend on the rows, and their sum is the loss."""
 
 
 class GradientScope(RecordingScope):

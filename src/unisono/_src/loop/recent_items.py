@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 MOST_COUNTS = 1024
 REMADE = 3
-"""Compilations of one line of code, or for the same arrays, after which a warning says so: nobody means that many."""
+"""The number of compilations of one line of code, or for the same arrays, that is warned of: nobody means so many."""
 
 
 class RecentItems(collections.OrderedDict[Key, Value]):

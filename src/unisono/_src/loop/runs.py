@@ -26,7 +26,7 @@ MOST_FUNCTIONS = 64
 MOST_VARIANTS = 4
 """Compiled forms of one function, with other settings around it."""
 CHANGED = 8
-"""Compilations of one function, each because something has changed, after which a warning says so."""
+"""The number of compilations of one function that is warned of, where each follows a change around it."""
 
 
 class FunctionCache:

@@ -22,7 +22,7 @@ class TracedFunction(NamedTuple):
 
     variables: list[keras.Variable]
     program: DeviceProgram
-    """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
+    """Maps (values of the variables, arguments that are arrays) to (what the function returns, new values by position)."""
     captured: CaptureSnapshot
     """What the program takes as fixed."""
     models_and_optimizers: list[keras.Model | keras.optimizers.Optimizer]

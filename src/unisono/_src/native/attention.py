@@ -15,7 +15,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from unisono._src.typing import PyTree, Shape
 
 Distances: TypeAlias = tuple[int, ...]
-"""How far the elements of an array lie from each other in three dimensions of items, one of groups, of queries and of keys."""
+"""The strides of an array in three dimensions of items, and one each of groups, queries and keys."""
 
 NOWHERE: Distances = (0, 0, 0, 0, 0, 0)
 
@@ -26,14 +26,14 @@ class AttentionLayout(NamedTuple):
     sizes: tuple[int, ...]
     """Three dimensions of items, groups, queries, keys, features of a query, features of a value."""
     distances: tuple[Distances, ...]
-    """Of queries, keys, values, two masks, bias and kept weights."""
+    """The strides of queries, keys, values, two masks, bias and kept weights."""
     scale: float
     fill: float
     """Replaces a score whose mask is false."""
     adds_fill: bool
     """Whether `fill` is added to such a score instead."""
     factor: float
-    """Of a weight."""
+    """Multiplies a weight."""
 
     @property
     def rows(self) -> int:
@@ -91,7 +91,7 @@ def attend_forward(layout: AttentionLayout, primals: Sequence[CustomVJPPrimal]) 
     arrays = AttentionArrays(*(primal.value for primal in primals))
     out, numbers = call_attention(layout, arrays)
     is_bias_asked_for = primals[AttentionArrays._fields.index("bias")].perturbed
-    needs_bias = () if is_bias_asked_for else None  # JAX passes on arrays, and trees without any, but no truth
+    needs_bias = () if is_bias_asked_for else None  # JAX passes on arrays, and trees without any, but no bool
     return out, (arrays, numbers, needs_bias)
 
 

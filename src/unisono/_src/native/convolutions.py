@@ -11,7 +11,7 @@ from jax import Array
 from unisono._src.typing import Keywords, Shape
 
 Pair = Sequence[int]
-"""A number for each of the two dimensions of space."""
+"""One number for each of the two spatial dimensions."""
 
 
 def call_convolution(

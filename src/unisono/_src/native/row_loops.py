@@ -30,7 +30,7 @@ class Address(NamedTuple):
     kind: str = "number"
     number: int = 0
     offset: int = 0
-    """In a row."""
+    """The first element in a row."""
     is_number: bool = False
     """Whether one element is read for the whole row."""
 
@@ -42,7 +42,7 @@ NOTHING = Address()
 
 
 class Matrix(NamedTuple):
-    """The right operand of a product."""
+    """The right operand of a matmul."""
 
     number: int
     depth: int
@@ -72,7 +72,7 @@ class RowProgram(NamedTuple):
     instructions: Sequence[Instruction]
     numbers: Sequence[float]
     transposed: Sequence[bool]
-    """Of each matrix."""
+    """Whether each matrix is transposed."""
     kept_widths: Sequence[int]
     local_widths: Sequence[int]
 

@@ -21,7 +21,7 @@ from unisono._src.phases.rules.loops import apply_rule
 from unisono._src.phases.twins import Equation, Twins, has_same_literals
 
 IsLocal: TypeAlias = Callable[[str], bool]
-"""Says of the scopes of an equation whether it is in a layer that normalizes the rows of its replica by themselves."""
+"""Whether an equation with these scopes is in a layer that normalizes the rows of each replica by themselves."""
 
 
 class Analysis:
@@ -42,11 +42,11 @@ class Analysis:
         self.kinds: dict[core.Var, Kind] = dict.fromkeys(twins.constants, Everywhere())
         self.kinds |= zip(twins.inputs, inputs, strict=True)
         self.own_parts: dict[core.Var, Planned] = {}
-        """Values that are the same everywhere and grow with the rows, of which shards can compute their part by themselves."""
+        """Values that are the same everywhere and grow with the rows. Shards can compute their own parts of them."""
         self.left: dict[core.Var, bool] = {}
-        """A replica's own values that are read outside of its layer: whether their parts are added. Else they are averaged by rows."""
+        """Whether parts are added, of a replica's own values that are read outside of its layer. Else they are averaged by rows."""
         self.totals: set[core.Var] = set()
-        """Cotangents of all rows in layers that see the whole batch in a replica's code, of which the replica takes its share by rows."""
+        """Cotangents of all rows in layers that see the whole batch in replica code. A replica takes its share of them by rows."""
         self.gathered: dict[core.Var, Equation] = {}
         """Rows that are gathered, and the first equation that wants them so."""
         self._stays_local = find_local_reductions(twins, is_local)

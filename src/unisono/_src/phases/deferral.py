@@ -29,7 +29,7 @@ def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Ki
     times_read = collections.Counter(read)
     is_output = set(list_variables(twins.outputs))
     made_at: dict[core.Var, int] = {}
-    """For each value that is a sum of parts, read once: the place in the plan that merges it."""
+    """The position in the plan that merges a value, for each sum of parts that is read once."""
     deferred: list[Planned] = []
     for place, planned in enumerate(plan):
         operands = planned.equation.whole.invars

@@ -23,10 +23,10 @@ from unisono._src.typed_jax import settings
 from unisono._src.typing import Array, Shape
 
 Draw: TypeAlias = Callable[[Equation, list[Array], Array, Shape], Array]
-"""`draw(equation, operands, start, shape)` returns the part of a shard that begins with the row `start`."""
+"""`draw(equation, operands, start, shape)` gives the part of the shard that begins with the row `start`."""
 
 MOST = 2**32
-"""Elements of a draw whose flat places fit into one word."""
+"""A draw must have fewer elements: its flat indices then fit into one word."""
 
 
 def can_draw(equation: Equation) -> bool:

@@ -99,7 +99,7 @@ class Shares:
     def _fill(self, atom: Atom, part: Array | None, is_product: bool) -> Array | None:
         """Complete an operand.
 
-        It is the part, or the factor of a product, or zeros where no shard has contributed anything.
+        It is the part, or the other factor of a multiplication, or zeros where no shard has contributed anything.
         """
         if part is not None:
             return part

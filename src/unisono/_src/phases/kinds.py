@@ -44,7 +44,7 @@ class Everywhere:
     """The same for the whole batch. Weights are, merged values, and all that follows from these."""
 
     level: int = 0
-    """The number of merges before the value, one behind the other."""
+    """The number of successive merges before the value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Merge:
     operation: str = "sum"
     """A key of `combine.OPERATIONS`."""
     base: int | None = None
-    """The operand to which parts are added at the end, where there is one: shards have the identity in its place."""
+    """The number of the operand that the merged parts are combined with at the end, if any. Shards have the identity in its place."""
 
 
 Outcome: TypeAlias = Layout | Merge | None
-"""What a rule makes of an output: rows, a merge, or a value that is the same in all shards."""
+"""What an output is by a rule: rows, a merge, or a value that is the same in all shards."""
 
 Outcomes: TypeAlias = Sequence[Outcome] | None
 """The outcome of each output; None where no rule holds, so that rows are gathered."""

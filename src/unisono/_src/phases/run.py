@@ -33,7 +33,7 @@ from unisono._src.typing import Array, PyTree, Shape
 
 Values: TypeAlias = dict[core.Var, Array]
 Done: TypeAlias = dict[tuple[int, tuple[Hashable, ...]], tuple[list[Array], list[Array]]]
-"""(operands, results) of equations of a shard, by the equation and what tells the operands from others."""
+"""(operands, results) of a shard's equations, by the equation and the identities of its operands."""
 
 
 class ShardResult(NamedTuple):
@@ -77,7 +77,7 @@ class PhasedStep:
         self.ends_with_loop = any(planned.equation.name in loops.RULES for planned in self._everywhere[-1])
         """Whether the end of the step holds a loop or a branch."""
         self._given = [variable for variable in analysis.twins.inputs if not isinstance(analysis.kinds[variable], Everywhere)]
-        """The inputs of which each shard gets its own: rows of the batch, and values of replicas."""
+        """The inputs that each shard has for itself: rows of the batch, and values of replicas."""
         self._places = {id(equation.whole): place for place, equation in enumerate(analysis.twins.equations)}
         self._twins = {one.shard_rows: one for one in twins}
         for one in self._twins.values():
@@ -89,7 +89,7 @@ class PhasedStep:
             if merge is not None and merge.base is not None
         }
         self.carries = self._list_carries()
-        """For each stage, which is what comes before a phase or the end of the step: the values that are known from it on."""
+        """The values that are known from each stage on. A stage comes before each phase, and the last one before the end of the step."""
 
     def list_gathered(self) -> list[tuple[str, int]]:
         """List the rows gathered in the step: (the reader's scopes, bytes)."""
@@ -190,7 +190,7 @@ class PhasedStep:
         for planned in phase.plan:
             self._run_in_shard(planned, size, known, values, place, done)
             for variable in planned.equation.whole.outvars:
-                if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
+                if variable in phase.kept:  # a later phase compares it with its maximum: no fusion may round it once more
                     values[variable] = lax.optimization_barrier(values[variable])
         return ShardResult(*([values[variable] for variable in of] for of in list_results(phase)))
 
@@ -221,13 +221,13 @@ class PhasedStep:
                 value = known[atom]
                 operands.append(value if layout is None else take_part(value, layout, self.analysis.twins.rows, start, size))
         key = id(shard), tuple(map(identify, operands))
-        if key in done:  # by the equation of which this one is a copy
+        if key in done:  # by the equation that this one copies
             results = done[key][1]
         elif planned.equation.name in DRAWS and not any(planned.layouts):
             results = [DRAWS[planned.equation.name](planned.equation, operands, start, get_shape(shard.outvars[0]))]
         else:
             results = bind(shard, operands)
-        done[key] = operands, results  # which lives on: another operand must not get its id
+        done[key] = operands, results  # operands are kept alive, so that no other one gets their id
         values.update(zip(whole.outvars, results, strict=True))
 
     def spread(self, number: int, size: int, result: ShardResult, place: ShardPlace) -> list[Array]:
@@ -270,7 +270,7 @@ class PhasedStep:
 
     def _layout_of(self, variable: core.Var) -> Layout:
         kind = self.analysis.kinds[variable]
-        assert isinstance(kind, Rows)  # of what has a place in the batch
+        assert isinstance(kind, Rows)  # it has a place in the batch
         return kind.layout
 
     def join(self, variable: core.Var, parts: Sequence[Array]) -> Array:

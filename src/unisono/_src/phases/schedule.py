@@ -35,7 +35,7 @@ class Phase:
     uses: list[core.Var]
     """Rows that it has kept."""
     plan: list[Planned]
-    """What shards compute, in order; first their parts of what grows with the rows and is the same everywhere."""
+    """What shards compute, in order. First come their parts of values that grow with the rows and are the same everywhere."""
     reads: list[core.Var]
     """Values that are the same everywhere, and those that have left their layers."""
 
@@ -62,7 +62,7 @@ class Schedule:
         self._analysis = analysis
         self._keeps_rows = keeps_rows
         self._due: dict[core.Var, int] = {}
-        """The first phase in which shards need a value; of what is the same everywhere, before which it is known."""
+        """The first phase in which shards need a value. A value that is the same everywhere is known before it."""
         self._handed_on: dict[core.Var, int] = {}
         """The phase at whose end rows are gathered, or a replica's own value is merged."""
         self._set_due()
@@ -72,7 +72,7 @@ class Schedule:
             later = {variable for other in self.phases[number + 1 :] for variable in other.uses}
             phase.kept = [variable for variable in phase.kept if variable in later]
         self.everywhere = [self._list_everywhere(number) for number in range(analysis.phases + 1)]
-        """For each phase what is computed before it; the last item is the end of the step."""
+        """What is computed everywhere before each phase; the last item is the end of the step."""
 
     def _set_due(self) -> None:
         """Walk back from the outputs, and note when each value is due."""

@@ -23,7 +23,7 @@ from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins
 from unisono._src.typing import Shape
 
 MOST_RECIPROCAL = 2**20
-"""Up to here the inverse of a number is taken for a count of rows, or half of one."""
+"""The largest reciprocal that counts as a count of rows, or half of one."""
 
 
 def resize_twins(twins: Twins, size: int, in_shards: Container[int]) -> Twins:

@@ -37,7 +37,7 @@ OF_SHAPES = frozenset(
         "result_avals",
     ]
 )
-"""Parameters that may differ between twins: shapes, which rules compare, and programs, which are compared by themselves."""
+"""Parameters that may differ between twins: shapes, which rules compare, and nested jaxprs, which are compared by themselves."""
 
 
 class Equation(NamedTuple):
@@ -71,9 +71,9 @@ class Twins(NamedTuple):
     outputs: list[Atom]
     constants: dict[core.Var, object]
     shapes: dict[core.Var, Shape]
-    """The shape that a shard has, for each variable of the whole batch."""
+    """The shard's shape of each variable of the whole batch."""
     own_constants: dict[core.Var, object]
-    """The constants of the shard's program that are of another shape than those of the whole batch."""
+    """The constants of the shard's jaxpr whose shape differs from that for the whole batch."""
     rows: int
     shard_rows: int
 

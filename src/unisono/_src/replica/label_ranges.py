@@ -23,7 +23,7 @@ class LabelRange(NamedTuple):
     labels: int
     """The position of the array among the leaves of the batch."""
     weights: int | None
-    """That of the weights of the labels; labels whose weight is 0 may have any value."""
+    """The position of the labels' weights. Labels whose weight is 0 may have any value."""
     classes: int
     ignored: int | None
     """A label that stands for none."""
@@ -35,7 +35,7 @@ class LabelRanges:
     def __init__(self) -> None:
         self.found: dict[LabelRange, None] = {}
         self._varying: set[LabelRange] = set()
-        """Ranges, with no number of classes, whose number depends on the rows: each row of a table of pairs chooses another row."""
+        """Ranges whose number of classes depends on the rows, as where each row of a table of pairs chooses another row. It is left out of them."""
 
     def note(self, batch: PyTree, loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
         """Note a call of a loss whose labels lie in the batch. Predictions with a mask may have any label where it masks."""

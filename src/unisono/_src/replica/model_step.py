@@ -37,7 +37,7 @@ class ModelStep:
     """The step of a model in "train", "evaluate" or "predict"."""
 
     is_of_replicas = False
-    """Whether it is the code of replicas, which return values of their own."""
+    """Whether it is replica code, in which each replica returns values of its own."""
 
     def __init__(self, model: keras.Model, mode: str, replicas: int) -> None:
         self.model = model
@@ -51,9 +51,9 @@ class ModelStep:
         self.gradient_variables: list[keras.Variable] = []
         """The variables of the gradients that are marked, in their order. A trace finds them."""
         self._told: set[str] = set()
-        """The layers of which was said that they gather rows."""
+        """The layers that were reported to gather rows."""
         self.has_own_logs = False
-        """Whether logs are others than the results of the metrics; a trace finds out."""
+        """Whether logs differ from the results of the metrics; a trace finds out."""
 
     @hide_masks()
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array] = ()) -> tuple[State, Logs]:

@@ -29,7 +29,7 @@ class OwnVariables:
             for place in variables.assigned
             if is_own(self._variables[place]) and self._variables[place].aggregation in ("sum", "mean")
         ]
-        """Their places."""
+        """Their positions."""
         for place in self._added:
             check_has_sum(self._variables[place])
 

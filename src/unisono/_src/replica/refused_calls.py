@@ -121,7 +121,7 @@ def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments,
 
 
 def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
-    """Whether an array of differing rows is not from the replica. It was then not computed from the replica's rows."""
+    """Whether a leaf is an array of differing rows from outside. It was not computed from the replica's rows."""
     return is_plain_array(leaf) and not is_traced(leaf) and bool(leaf.ndim) and has_different_rows(leaf)
 
 

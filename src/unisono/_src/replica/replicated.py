@@ -66,7 +66,7 @@ for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "
     setattr(Replicated, f"__{_operator}__", forward_operator(f"__{_operator}__"))
 
 
-# A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
+# JAX takes it for a tree, so that functions with a jit of their own (jnp.where, jax.nn.relu) accept one.
 jax.tree_util.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # JAX leaves the type of a key in a path open
     Replicated, lambda replicated: ((replicated.value,), None), lambda _, values: Replicated(*values)
 )

@@ -30,7 +30,7 @@ from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObjec
 T = TypeVar("T")
 
 FindDivisor = Callable[[int, "float | Array"], Array]
-"""Returns the divisor of the whole batch, from a place among the divisors and the divisor of the rows that the code has."""
+"""Gives the divisor of the whole batch, from the number of the divisor and its value for the rows that the code has."""
 
 ScaleLoss = Callable[[keras.optimizers.Optimizer, Array], Array]
 """The method `scale_loss` of an optimizer."""
@@ -106,7 +106,7 @@ class ReplicaCode:
         self.fixed_divisors: list[tuple[float, int]] = []
         self.noted: list[NotedArrays] = []
         self.masks: list[Array] = []
-        """Masks of the losses that were called. The engine divides by what a mask leaves."""
+        """Masks of the losses that were called. The engine divides by the number of values that a mask keeps."""
         self.inside = 0
         """How many calls of layers and losses are around the line that runs."""
         self.is_inspected = False
@@ -124,7 +124,7 @@ class ReplicaCode:
         self._given_gradients: dict[int, Array] = {}
         self._scaled: dict[int, tuple[Array, keras.optimizers.Optimizer, Array]] = {}
         self._traces: list[object] = []
-        """The functions that JAX is tracing, as far as their arrays can be handed out: the code, and what `value_and_grad` differentiates."""
+        """The functions that JAX is tracing and whose arrays can be handed out: the code, and what `value_and_grad` differentiates."""
         self.rows: int | None = None
         """The rows of this replica."""
         self.axes = RowAxes()

@@ -21,11 +21,11 @@ class UsedVariables(NamedTuple):
     optimizers: list[keras.optimizers.Optimizer]
     metrics: list[keras.metrics.Metric]
     applied_optimizers: list[tuple[keras.optimizers.Optimizer, list[int]]]
-    """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
+    """Optimizers that are applied, and the positions of their weights that get a gradient."""
     assigned: list[int]
-    """Positions, among the others, of the variables that the code assigns."""
+    """Positions in `non_trainable` of the variables that the code assigns."""
     replaced: set[int]
-    """Those of them whose value before the code does not read."""
+    """Positions of assigned variables whose old value the code does not read."""
 
     @property
     def slots(self) -> list[keras.Variable]:

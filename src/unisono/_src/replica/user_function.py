@@ -85,9 +85,9 @@ class UserStep:
         self._has_fixed_losses = has_fixed_losses
         self.variables = variables
         self.returned: PyTree = None
-        """The tree that the code returns, with an `OutputLeaf` in the place of each array."""
+        """The tree that the code returns, with an `OutputLeaf` for each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
-        """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
+        """The divisors that the code itself gives, each with the number of values that a row has in the divided loss."""
         self._own = OwnVariables(variables, is_own)
 
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]:
@@ -185,7 +185,7 @@ class UserStep:
 
         try:
             eval_shape(trace, state, describe_more_rows(batch), constants)
-        except Exception:  # the code is for these rows alone
+        except Exception:  # the code works for this number of rows alone
             return RowAxes(rows)
         return RowAxes(rows, axes.noted)
 

@@ -97,7 +97,7 @@ class Trace(NamedTuple):
     """A ClosedJaxpr; None where the code was called. Its arguments are the batch's arrays, the constants, the replica's number and its row
     fraction. Its results are the arrays that the code returns, and then those that it noted."""
     arrays: int
-    """How many arrays the batch has."""
+    """The number of arrays in the batch."""
 
     @property
     def used(self) -> list[keras.Variable]:
@@ -172,7 +172,7 @@ def trace_code(
         code.begin()
         return split_outputs(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
 
-    with run_as_replica(code, metrics):  # around the trace: variables made in the trace get their values after it
+    with run_as_replica(code, metrics):  # around the trace: variables that are made in it get their values after it
         return make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 

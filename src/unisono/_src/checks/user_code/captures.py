@@ -20,7 +20,7 @@ from unisono._src.replica.replicated import Replicated, is_array
 from unisono._src.typing import UserFunction, UserObject
 
 WITHOUT_SETTINGS = ("builtins", "jax", "jaxlib", "numpy", "unisono")
-"""Libraries on whose objects users put nothing."""
+"""Libraries whose objects hold no settings of users."""
 VALUE_TYPES = (bool, int, float, str, bytes)
 """Types of numbers and texts, which are compared by value."""
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
@@ -29,7 +29,7 @@ KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.
 COLLECTION_TYPES = (list, tuple, dict, collections.deque)
 FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 MOST_ITEMS = 64
-"""Items of a list or a dict that is looked at item by item; a longer one is not."""
+"""The most items of a list or a dict that is looked into."""
 
 
 class Capture(NamedTuple):
@@ -38,9 +38,9 @@ class Capture(NamedTuple):
     path: str
     """The expression by which the code finds it."""
     read: Callable[[], UserObject]
-    """Returns what is found there now; `Capture` where there is nothing."""
+    """Reads the value that is there now; `Capture` where there is nothing."""
     holds_data: bool = True
-    """Whether an array there may reach what is computed: not in a layer, metric or loss, whose arrays are its own affair."""
+    """Whether an array there may be data. An array in a layer, metric or loss is that object's own affair."""
 
     @property
     def value(self) -> UserObject:

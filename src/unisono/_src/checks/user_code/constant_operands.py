@@ -24,8 +24,8 @@ class ConstantOperand(NamedTuple):
     constant: AnyArray
     shape: Shape
     has_its_rows: bool
-    """Whether its first axis still is the first axis of the constant, as after a slice and not after a sum over it, and no axis of a matrix
-    that the replica's rows are multiplied by."""
+    """Whether its first axis is still that of the constant, as after a slice, and not after a sum over it. An axis of a matrix that multiplies the
+    replica's rows does not count."""
 
 
 def find_constant_operands(

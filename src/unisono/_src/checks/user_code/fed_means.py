@@ -26,9 +26,7 @@ def check_earlier_shares(code: InspectedCode) -> None:
 
 
 def check_fed_means(both: TwoTraces, replicas: int, rows: int, size: int) -> None:
-    """Refuse means of sums over a replica's rows, or of R shares.
-
-    The sums are divided by the rows of a replica; shares are multiplied by R.
+    """Refuse means fed with a replica's mean, or R times a share.
 
     `rows` are those of the global batch, `size` are those of the replica.
     """
@@ -47,6 +45,6 @@ def check_fed_means(both: TwoTraces, replicas: int, rows: int, size: int) -> Non
 
 
 def is_of_replica(numbers: Sequence[float], rows: int, size: int) -> bool:
-    """Whether these numbers divide a sum by the replica's rows. They do not divide it by those of the batch."""
+    """Whether these divisors are the replica's rows, and not the batch's. They may be products of divisors."""
     by_replica, by_batch = (any(is_near_number(number, each) for number in numbers) for each in (size, rows))
     return by_replica and not by_batch

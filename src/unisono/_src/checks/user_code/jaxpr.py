@@ -33,9 +33,9 @@ class Origins(NamedTuple):
     """Arguments and constants that some results depend on."""
 
     arguments: set[int]
-    """Positions among the program's arguments."""
+    """Positions among the jaxpr's arguments."""
     constants: list[AnyArray]
-    """Arrays in the program that are none of its arguments."""
+    """Arrays in the jaxpr that are no arguments."""
 
 
 def find_origins(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:

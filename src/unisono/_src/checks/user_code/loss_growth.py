@@ -24,7 +24,7 @@ Divisor = float | NumberArgument
 
 MEAN = 1.0
 SUM = 2.0
-"""How many times as large a mean and a sum are for twice as many rows."""
+"""The factors of a mean and of a sum when the rows are doubled."""
 
 
 class LossPart(NamedTuple):
@@ -33,12 +33,12 @@ class LossPart(NamedTuple):
     growth: float | None
     """1 for a mean over the rows, 2 for a sum; None where the code does not tell."""
     path: Scaling
-    """The constants that it is divided by, whatever the number of rows."""
+    """The constants that it is divided by for any number of rows."""
     of_rows: bool
     values_per_row: float = 0
-    """How many elements of each row it is the sum of, where the program shows that."""
+    """The number of elements of each row in the sum, where the jaxpr shows it."""
     adds_up: bool = True
-    """Whether it is a sum of what is made of single rows, times what is the same for all."""
+    """Whether it is a sum of values of single rows, times what is the same for all."""
 
 
 class TwoTraces(NamedTuple):
@@ -69,7 +69,7 @@ def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], s
     arrays = on_both.trace.arrays
     inputs = on_both.program.jaxpr.invars
     known = dict.fromkeys(inputs[:arrays], Growth(layout=Layout(0))) | {inputs[-1]: Growth(power=1)}
-    for variable in on_both.list_noted("gave"):  # what layers and losses give counts as made of one row each
+    for variable in on_both.list_noted("gave"):  # the results of layers and losses count as values of single rows
         growing = twins.find_growing(variable)
         layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // twins.rows) if growing else None
         known[variable] = Growth(layout=layout)
@@ -159,8 +159,8 @@ def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
 def warn_of_coupled_rows(name: str, both: TwoTraces, parts: Sequence[LossPart]) -> None:
     """Warn of a function in which a replica's rows are coupled.
 
-    These are values of rows that look at other rows, in losses, weights or what layers get, and parts of losses that do not add
-    up.
+    This is so for values of rows that look at other rows, in losses, weights or what layers get, and for parts of losses that do
+    not add up.
     """
     traced, growth = both.on_both, both.growth
     for called, variable in traced.trace.noted.get("gave", []):

@@ -18,7 +18,7 @@ from unisono._src.operands import get_shape
 from unisono._src.typing import Shape
 
 MOST_BATCHES = 64
-"""Kinds of batches to look at: where this many have no fault, the others have none."""
+"""The most kinds of batches to look at. If so many have no fault, the others have none."""
 ADVICE = (
     "If that is not meant, return the loss of each example from the function given to un.value_and_grad, or write "
     "un.compute_average_loss(losses) without global_batch_size: both divide by the rows that there are."
@@ -32,7 +32,7 @@ class VectorLoss(NamedTuple):
 
     shape: Shape
     scaling: Scaling
-    """What the code divides it by before the engine divides."""
+    """The constants that the code divides it by before the engine divides."""
 
 
 def find_vector_losses(sources: Provenance) -> list[VectorLoss]:
@@ -165,7 +165,7 @@ class DivisorCheck:
     def _judge_gradients(self, numbers: list[float]) -> Iterator[str]:
         """Yield the fault of gradients that are divided twice. They are those of a mean over the global batch."""
         twice = self._find_second_divisor(numbers, self._most_rows)
-        if twice is not None and math.prod(numbers) > HALF:  # not multiplied by as much
+        if twice is not None and math.prod(numbers) > HALF:  # it is not multiplied by the same number
             yield (
                 f"The function {self._name!r} divides by {twice:.0f} the gradients that un.value_and_grad returned, which are divided by the rows "
                 f"of the global batch already, and are added up over replicas: they are divided twice. Apply them as they are. If a smaller "

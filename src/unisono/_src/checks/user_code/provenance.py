@@ -36,7 +36,7 @@ class Scaling(NamedTuple):
 
     divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
-    """Those that it is multiplied by, as the divisors that do the same."""
+    """The numbers that it is multiplied by, as equivalent divisors."""
 
     def divide_by(self, number: float | NumberArgument) -> Scaling:
         return self._replace(divisors=(*self.divisors, number))
@@ -65,9 +65,9 @@ class LossTerm(NamedTuple):
     of_rows: bool
     """Whether it depends on a replica's rows; else it does on weights, as a regularizer."""
     inside: Scaling = UNSCALED
-    """What its elements are divided by, if it is a sum over rows."""
+    """The constants that its elements are divided by, if it is a sum over rows."""
     elements: int = 0
-    """The number of elements of this sum; 0 for what is no sum over rows, or a sum of shares."""
+    """The number of elements of this sum. 0 if it is no sum over rows, or a sum of shares."""
 
     @property
     def path(self) -> Scaling:

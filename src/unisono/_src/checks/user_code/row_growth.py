@@ -31,11 +31,11 @@ class Growth(NamedTuple):
     is_spread: bool = False
     """Whether it has the values of all rows in unknown places."""
     is_merged: bool = False
-    """Whether each of its elements may be made of several rows."""
+    """Whether an element may depend on several rows."""
     adds_up: bool = True
-    """Whether what is made of several rows is a sum of what is made of each, times what is the same for all."""
+    """Whether an element that depends on several rows is a sum of values of single rows, times what is the same for all."""
     has_constant: bool = False
-    """Whether what does not depend on the rows is added to what is made of several."""
+    """Whether a term that does not depend on the rows is added to one of several rows."""
 
     @property
     def has_rows(self) -> bool:
@@ -47,7 +47,7 @@ SAME = Growth()
 UNKNOWN = Growth(None, is_merged=True, adds_up=False)
 
 SUMS = frozenset(["add", "add_any", "sub", "concatenate", "stack", "select_n", "pad"])
-"""What is added, joined or chosen grows as its parts do."""
+"""Additions, joins and choices: the result grows as its parts do."""
 MOVES = frozenset(
     [
         "broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "gather", "name", "neg", "optimization_barrier",
@@ -56,7 +56,7 @@ MOVES = frozenset(
 )  # fmt: skip
 """Linear in the first operand."""
 SPREADING = frozenset(["reshape", "rev", "sort", "transpose"])
-"""What only moves values to other places."""
+"""Primitives that only move values to other places."""
 PRODUCTS = frozenset(["mul", "dot_general", "conv_general_dilated"])
 POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2}
 

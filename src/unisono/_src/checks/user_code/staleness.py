@@ -16,7 +16,7 @@ from unisono._src.replica.replicated import Replicated
 from unisono._src.typing import UserObject
 
 MOST_BYTES = 2**14
-"""Of an array of NumPy whose values are compared; a larger one is compared by identity."""
+"""The most bytes of a NumPy array whose values are compared. A larger one is compared by identity."""
 
 
 def make_exact_key(number: object) -> Hashable:

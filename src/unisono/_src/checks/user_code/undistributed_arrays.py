@@ -41,9 +41,9 @@ class Suspect(NamedTuple):
 
     constant: AnyArray
     array: LibraryArray | keras.Variable
-    """The captured array, or the variable, that the constant is or may come from."""
+    """The captured array or variable behind the constant."""
     how: str
-    """The way by which the array reaches the code, in words."""
+    """How the array reaches the code, in words."""
 
 
 def refuse_undistributed_arrays(code: InspectedCode) -> None:
@@ -144,7 +144,7 @@ def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], l
     if met and code.trace_of is not None:
         try:
             on_more = code.trace_of(2 * code.size)
-        except Exception:  # of the user's code, as shapes that do not fit: that it fails is what is asked
+        except Exception:  # of the user's code, such as shapes that do not fit: whether it fails is the question
             on_more = None
         if on_more is not None:
             met_on_more = find_met(on_more, 2 * code.size)

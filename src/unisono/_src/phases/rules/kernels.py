@@ -16,7 +16,7 @@ from unisono._src.phases.rules.rule import Layouts, Rule
 from unisono._src.phases.twins import Equation
 
 ITEMS, QUERIES, KEYS = 3, 4, 5
-"""Dimensions of an attention: three of items before that of groups, then queries, keys."""
+"""Dimensions of an attention: three of items, then groups, queries, keys."""
 
 
 def call_kernel(equation: Equation, layouts: Layouts) -> Outcomes:
@@ -107,6 +107,6 @@ KERNELS: dict[str, Rule] = {
     "unisono_attend": attend,
     "unisono_attend_gradient": attend_gradient,
 }
-"""Means and variances of columns have no rule: they are no sums. In layers of a replica's own they need none."""
+"""Means and variances of columns have no rule: they are no sums. In layers with statistics of a replica they need none."""
 
 RULES: dict[str, Rule] = {"ffi_call": call_kernel}

@@ -34,11 +34,11 @@ MOVES = frozenset(
         "transpose",
     ]
 )
-"""Linear operations of one operand: they may be done with parts of a sum before these are added up."""
+"""Linear operations of one operand: they may be applied to parts of a sum."""
 JOINS = frozenset(["add", "add_any", "concatenate", "pad", "stack", "sub"])
-"""Linear in all operands together: none may be anything but a part, or zero."""
+"""Linear in all operands together: each must be a part, or zero."""
 PRODUCTS = {"mul": (0, 1), "div": (0,), "dot_general": (0, 1)}
-"""Linear in one of these operands, where the others are no parts."""
+"""Linear in one of these operands, if the others are no parts."""
 
 
 class Partial:
@@ -135,7 +135,7 @@ def apply_rule(twins: Twins, equation: Equation, layouts: Layouts) -> Outcomes:
     pairs = zip(equation.whole.invars, layouts, strict=True)
     if (
         rule is None
-        or equation.whole is equation.shard  # a shard has none of its own
+        or equation.whole is equation.shard  # a shard has no equation of its own
         or not has_same_params(equation)
         or not all(layout is None or twins.fits(atom, layout) for atom, layout in pairs)
     ):

@@ -24,13 +24,13 @@ from unisono._src.xla.rewrite.score_chain import Mask, NoAttentionError, read_sc
 from unisono._src.xla.rewrite.views import Label, View, name_dimensions, place_elements
 
 LEAST_ROWS = 8
-"""Queries, and keys, from which on the kernel is faster than the products of XLA."""
+"""The fewest queries, and keys, for which the kernel is faster than XLA's matmuls."""
 
 FEATURE = -1
-"""The name of the dimension of features."""
+"""The label of the dimension of features."""
 
 Roles = tuple[Label, ...]
-"""The names of the kernel's dimensions: three of items, groups, queries, keys."""
+"""The labels of the kernel's dimensions: three of items, groups, queries, keys."""
 
 
 class Rows(NamedTuple):
@@ -110,9 +110,9 @@ class Attention(NamedTuple):
     rows: tuple[Rows, ...]
     """Queries, keys and values."""
     shared: tuple[Shared, ...]
-    """Two masks, the bias, and the weights that are kept; without parts if there are none."""
+    """Two masks, the bias, and the dropout mask of the weights. Absent ones have no parts."""
     result: tuple[Label, ...]
-    """The names of the dimensions of the second product."""
+    """The labels of the second matmul's dimensions."""
 
     @property
     def operands(self) -> list[Atom]:
@@ -136,7 +136,7 @@ def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
     """Read the attention whose weights are operand `side` of a matmul. `NoAttentionError` says that there is none."""
     weights = eqn.invars[side]
     values = eqn.invars[1 - side]
-    if isinstance(weights, Literal) or made_by.find_if_read_once(weights) is None:  # the program needs the weights themselves
+    if isinstance(weights, Literal) or made_by.find_if_read_once(weights) is None:  # the jaxpr needs the weights themselves
         raise NoAttentionError
     names = name_dimensions(get_shape(weights))
     value_view, result = name_values(eqn, side, names, values)

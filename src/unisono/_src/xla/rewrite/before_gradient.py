@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LEFT_UNDIFFERENTIATED = ("custom_jvp_call", "custom_vjp_call")
-"""Primitives whose programs are not what is differentiated."""
+"""Primitives with gradients of their own: their nested jaxprs are not differentiated."""
 
 _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 """The platform for which a program is traced."""

@@ -24,10 +24,10 @@ from unisono._src.xla.rewrite.native_product import find_native_product
 Axes = tuple[int, ...]
 
 LEAST_SIZE = 8
-"""YNNPACK takes a product if one of its dimensions has this many elements; XLA compiles smaller products to loops."""
+"""YNNPACK takes a matmul if one of its dimensions has this many elements; XLA compiles smaller ones to loops."""
 
 LEAST_GAIN = 2
-"""Elements of a transposed product for each element that is moved to avoid the transpose, at least."""
+"""The result of a transposed matmul must be this many times larger than what is moved to avoid the transpose."""
 
 
 class Operand(NamedTuple):

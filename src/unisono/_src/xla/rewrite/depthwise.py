@@ -76,9 +76,9 @@ def compute_kernel_gradient(x: Array, dy: Array, window: Window, pairs: FeatureP
 
 
 def sum_products(products: Sequence[Array]) -> list[Array]:
-    """Sum each product over all dimensions except its groups.
+    """Sum each elementwise product over all dimensions but the groups.
 
-    All products are summed over space in one pass, then each over rows.
+    All are summed over space in one pass, then each over rows.
     """
 
     def add(totals: Sequence[Array], terms: Sequence[Array]) -> tuple[Array, ...]:

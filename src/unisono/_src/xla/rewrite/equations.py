@@ -44,7 +44,7 @@ class Replacement(NamedTuple):
     function: Callable[..., jax.Array | tuple[jax.Array, ...]]
     operands: Sequence[Atom]
     origin: JaxprEqn | None = None
-    """The equation by whose scopes the substitute is known; None for the one that it replaces."""
+    """The equation whose scopes the substitute gets; None for the one that it replaces."""
 
 
 Rule = Callable[[JaxprEqn, Producers], Replacement | None]
@@ -66,7 +66,7 @@ def drop_names(program: Jaxpr) -> DebugInfo:
 
 
 Traced: TypeAlias = Jaxpr | ClosedJaxpr
-"""A traced program."""
+"""A jaxpr, open or closed."""
 
 ProgramT = TypeVar("ProgramT", bound=Traced)
 
@@ -82,7 +82,7 @@ NESTED = {
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
 }
-"""For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
+"""The parameters with nested jaxprs, for each primitive that is looked into. Other primitives with nested jaxprs are left as they are."""
 
 
 def drop_unread(program: Jaxpr) -> Jaxpr:

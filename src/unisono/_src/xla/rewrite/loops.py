@@ -25,7 +25,7 @@ from unisono._src.operands import Atom, get_shape
 from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names
 
 MOST_STACKED = 1 << 28
-"""Elements of an operand at all steps together, beyond which its product stays in the loop: they are kept for the whole loop."""
+"""The most elements of an operand, over all steps. A matmul of more stays in the loop, since its operands are kept for the whole loop."""
 
 ADDITIONS = ("add", "add_any")
 LINEAR = (*ADDITIONS, "broadcast_in_dim", "concatenate", "pad", "reduce_sum", "reshape", "squeeze", "transpose")
@@ -40,7 +40,7 @@ class LoopInputs(NamedTuple, Generic[InputT]):
     consts: Sequence[InputT]
     carries: Sequence[InputT]
     places: Sequence[InputT]
-    """Of these, each step reads its own place."""
+    """The scanned inputs (`xs` of `lax.scan`): each step reads its own slice."""
 
 
 def split_inputs(params: Params, inputs: Sequence[InputT]) -> LoopInputs[InputT]:
@@ -63,7 +63,7 @@ class LoopBody:
         self.places = inputs.places
         self.next_carries = self.program.outvars[: len(inputs.carries)]
         self.results = self.program.outvars[len(inputs.carries) :]
-        """Outputs of which each step writes its own place."""
+        """The stacked outputs (`ys` of `lax.scan`): each step writes its own slice."""
         read = [atom for eqn in self.program.eqns for atom in eqn.invars] + list(self.program.outvars)
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
 
@@ -80,11 +80,11 @@ class Hoisted:
     """The matmuls and sums that leave a loop."""
 
     before: list[JaxprEqn]
-    """Of inputs alone; a step then reads the result."""
+    """Matmuls of inputs alone; a step then reads the result."""
     after: dict[int, JaxprEqn]
-    """By the result of the loop that they make, and that nothing else reads."""
+    """Matmuls that are nothing but a result of the loop, by the number of the result."""
     sums: dict[int, Sum]
-    """By the carry that adds them up."""
+    """What a carry accumulates, by the number of the carry."""
 
     def list_late_operands(self) -> list[Var]:
         """List the operands of what is computed after the loop, without repeats."""
@@ -118,7 +118,7 @@ class Sum:
     """A carry that only accumulates a linear function of matmuls or sums. Nothing else reads it."""
 
     roots: list[JaxprEqn]
-    """The products and the sums."""
+    """The matmuls and the sums."""
     equations: list[JaxprEqn]
     """The linear function and the additions, in order: they hold for the totals of all steps, too."""
 
@@ -219,7 +219,7 @@ def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands
         values.stacked[product.outvars[0]] = multiply_at_all_steps(product, values)
     carried = [number for number in range(len(body.carries)) if number not in hoisted.sums]
     written = [number for number in range(len(body.results)) if number not in hoisted.after]
-    # What the loop makes for a product behind it is a result of the loop now.
+    # The operands of a matmul after the loop are results of the loop now.
     kept = [atom for atom in hoisted.list_late_operands() if atom not in values.stacked and atom not in values.shared]
     step = body.program.replace(
         invars=[*body.consts, *(body.carries[number] for number in carried), *values.stacked],

@@ -16,7 +16,7 @@ from unisono._src.xla.rewrite.equations import Producers
 from unisono._src.xla.rewrite.views import read_constant
 
 ARRANGEMENTS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze", "copy", "copy_p")
-"""Primitives that keep the order of an array's elements, if there are as many afterwards."""
+"""Primitives that keep the order of an array's elements, if their number stays the same."""
 
 
 class OtherProgramError(Exception):

@@ -22,10 +22,10 @@ from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
 
 LEAST_DEPTH = 16
-"""Products for each result from which on the native kernels are faster than XLA's."""
+"""The fewest multiplications for each result for which the native kernels are faster than XLA's."""
 
 LEAST_GRADIENT_DEPTH = 8
-"""The same of a gradient by a kernel, for the convolution whose kernel it is."""
+"""The same for a gradient by a kernel. It counts the multiplications of the forward convolution."""
 
 
 def has_native_kernel(eqn: JaxprEqn, sizes: ConvolutionSizes) -> bool:

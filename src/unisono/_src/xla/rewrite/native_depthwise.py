@@ -19,7 +19,7 @@ from unisono._src.xla.rewrite.equations import Params
 from unisono._src.xla.rewrite.window import Window
 
 MOST_PAIRS = 16
-"""Pairs of features of a group up to which a kernel that reads its input once for each is faster."""
+"""The most pairs of features of a group: the kernel reads its input once for each."""
 
 
 def has_depthwise_kernel(eqn: JaxprEqn) -> bool:

@@ -24,14 +24,14 @@ from unisono._src.xla.rewrite.native_product import flatten_rows, is_for_gradien
 class Gradient(NamedTuple):
     """A gradient that sums an array over its first dimensions.
 
-    It sums the array's products with another array, or the array itself.
+    The array is summed itself, or multiplied with another array first.
     """
 
     equations: tuple[JaxprEqn, ...]
-    """What computes it; the last one makes the result."""
+    """The equations that compute it; the last one makes the result."""
     right: Var
     summed: int
-    """Over how many dimensions."""
+    """The number of dimensions summed over."""
     left: Var | None = None
     """The array with which `right` is multiplied; None for the gradient by a bias."""
 

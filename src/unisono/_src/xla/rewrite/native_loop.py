@@ -31,12 +31,12 @@ class RowLoop(NamedTuple):
 
     program: RowProgram
     places: list[int]
-    """Which of the inputs with a place for each step are read."""
+    """The numbers of the scanned inputs that are read."""
     prepare: ClosedJaxpr
-    """Returns, from the constants, what is the same at every step: fixed rows, shared rows and matrices, as many of each as `counts` says."""
+    """Computes, from the constants, what is the same at every step: fixed rows, shared rows and matrices. `counts` has their numbers."""
     counts: tuple[int, int, int]
     results: list[jax.ShapeDtypeStruct]
-    """Of all steps."""
+    """The results of all steps, in shapes."""
 
 
 def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
@@ -47,7 +47,7 @@ def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
         loop = read_loop(eqn.params)
     except NotByRowsError:
         return None
-    if not loop.program.transposed:  # without products, XLA's loop is as good
+    if not loop.program.transposed:  # without matmuls, XLA's loop is as good
         return None
     return Replacement(functools.partial(run_by_kernel, loop, eqn.params), eqn.invars)
 

@@ -17,14 +17,14 @@ from unisono._src.native.products import call_gated_product, call_product, call_
 from unisono._src.typing import Shape
 
 LEAST_SUMMED = 128
-"""Rows from which on a gradient by a kernel is faster with the native one. Alone it always is, but in a step, with small kernels, threads
-wait for each other more often."""
+"""The fewest rows for which the native kernel is faster for a gradient by a kernel. Alone it always is, but in a step, with small kernels,
+threads wait for each other more often."""
 
 LEAST_ROWS = 1024
 LEAST_COLUMNS = 128
 LEAST_DEPTH = 64
 MOST_WEIGHTS = 1 << 18
-"""Sizes of other products that are faster with the native kernel. The right matrix is then of 1 MiB at most."""
+"""Sizes of other matmuls that are faster with the native kernel. The right matrix then has at most 1 MiB."""
 
 Axes = tuple[int, ...]
 Compute = Callable[[Array, Array], Array]

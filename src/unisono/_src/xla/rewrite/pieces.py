@@ -30,7 +30,7 @@ KEPT = 1 << 25
 """Bytes from which on the C library returns freed memory to the system."""
 
 AT_ONCE = 1 << 22
-"""Bytes to take at a time, of a padded input whose memory is returned, or of its result."""
+"""Bytes to take at a time, where the memory of a padded input is returned. They are of the input, or of the result."""
 
 FEATURES_OF_A_THREAD = 64
 """Features that the fast kernel does not share between threads."""
@@ -39,7 +39,7 @@ KERNEL_OF_A_THREAD = 5 << 16
 """Bytes of a kernel that the fast kernel does not share between threads."""
 
 LONG = 1 << 28
-"""Products from which on two threads are worth the work of joining two halves."""
+"""The fewest multiplications for which two threads are worth the work of joining two halves."""
 
 
 class ConvolutionSizes(NamedTuple):

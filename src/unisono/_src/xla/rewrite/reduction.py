@@ -23,11 +23,11 @@ from unisono._src.xla.rewrite.arrays import put_in_memory
 from unisono._src.xla.rewrite.equations import Producers, Replacement
 
 LEAST = 1 << 13
-"""Elements from which on a reduction is taken in stages."""
+"""The fewest elements for which a reduction is taken in stages."""
 
 MANY = 1 << 8
-"""Elements of one result from which on it is computed in two steps. XLA adds up rows of several dimensions one after another: this is two to
-four times as slow, and the sums are ten times less exact."""
+"""The fewest elements of one result for which it is computed in two steps. XLA adds up rows of several dimensions one after another: this is
+two to four times as slow, and the sums are ten times less exact."""
 
 AT_ONCE = 16
 """Blocks in one expression, at most."""

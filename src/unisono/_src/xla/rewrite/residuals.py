@@ -23,7 +23,7 @@ from unisono._src.xla.rewrite.loops import LoopBody, LoopInputs, run_loop, split
 
 CHEAP = ("add", "add_any", "sub", "mul", "neg", "square", "one_minus_square", "copy", "broadcast_in_dim")
 MOST_EQUATIONS = 4
-"""With which a value may be computed again."""
+"""The most equations with which a value may be computed again."""
 
 
 class Recipe(NamedTuple):
@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 
 
 Readers = Mapping[Var, list[JaxprEqn | None]]
-"""The equations that read a variable; None stands for the program's results."""
+"""The equations that read a variable; None stands for the jaxpr's results."""
 
 
 def recompute_residuals(program: Jaxpr) -> Jaxpr:

@@ -21,7 +21,7 @@ SWAPPED = {"gt": "less", "ge": "less or equal"}
 """Comparisons that are made with the operands exchanged."""
 
 MOST_FACTORS = 4
-"""The highest whole power that is computed by products."""
+"""The highest whole power that is computed by multiplications."""
 
 
 def read_equation(step: RowStep, eqn: JaxprEqn) -> None:

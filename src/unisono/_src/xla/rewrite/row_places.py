@@ -124,7 +124,7 @@ class Memory:
         self.kept_widths: list[int] = []
         self.local_widths: list[int] = []
         self._busy: dict[Address, int] = {}
-        """The last instruction that needs what lies there."""
+        """The last instruction that needs the value there."""
 
     def assign(self, number: int, use: Use, width: int) -> None:
         """Choose the buffer of a value. The uses come in the order of their first instructions."""

@@ -25,7 +25,7 @@ class Value(NamedTuple):
     """Where the rows of a variable are read."""
 
     source: Address | int
-    """A place outside of the step, or the number of what the step makes."""
+    """An address outside of the step, or the number of a value that the step makes."""
     width: int
     """Elements of a row; 1 also for a variable whose rows have the same number everywhere."""
     offset: int = 0
@@ -38,7 +38,7 @@ class MadeInstruction(NamedTuple):
     width: int
     operands: tuple[Value | Matrix, ...]
     to: int | Address
-    """The number of what it makes, or a place outside of the step."""
+    """The number of the value that it makes, or an address outside of the step."""
     offset: int = 0
 
 
@@ -56,13 +56,13 @@ class RowStep:
         self.constants = constants
         self.instructions: list[MadeInstruction] = []
         self.widths: list[int] = []
-        """Of what the step makes, by number."""
+        """The widths of the values that the step makes, by number."""
         self.numbers: list[float] = []
         self._number_values: dict[bytes, Value] = {}
         self.arrays: dict[str, dict[Var, int]] = {"place": {}, "fixed": {}, "shared": {}}
-        """What is read of places and constants, by kind, with its numbers there."""
+        """The arrays that are read, scanned or constant, by kind, with their numbers in it."""
         self.matrices: dict[tuple[Var, bool], int] = {}
-        """Those of the products, and whether each is transposed, with their numbers."""
+        """The matrices of the matmuls, and whether each is transposed, with their numbers."""
         self._values = {carry: Value(Address("carry", index), measure_row(carry)) for index, carry in enumerate(carries)}
         self._places = places
         self._made: dict[tuple[object, ...], Value] = {}

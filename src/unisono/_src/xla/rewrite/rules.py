@@ -65,7 +65,7 @@ DTYPES_BY_PRIMITIVE = {
 
 
 trace_observers: list[Callable[[str, ClosedJaxpr], None]] = []
-"""Called with the name of each function and its program as it was traced, before equations are replaced. An audit reads programs so."""
+"""Called with the name of each function and its jaxpr as it was traced, before equations are replaced. An audit reads jaxprs so."""
 
 
 def rewrite_function(
@@ -95,7 +95,7 @@ def rewrite_function(
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
         traced, out = trace_as_rewritten(function, platform)(*args, **kwargs)
         if any(isinstance(const, Tracer) for const in traced.consts):
-            # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
+            # An array from inside of the differentiated function is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
             traced, out = jax.make_jaxpr(functools.partial(function), return_shape=True)(*args, **kwargs)
         if note_traced is not None:

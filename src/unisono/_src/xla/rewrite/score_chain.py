@@ -31,7 +31,7 @@ class Scores(NamedTuple):
 
     product: JaxprEqn
     labels: View
-    """The names of the dimensions of the product."""
+    """The labels of the matmul's dimensions."""
     scale: float
     bias: View | None
     masks: list[Mask]

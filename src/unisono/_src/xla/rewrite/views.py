@@ -16,7 +16,7 @@ from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Producers
 
 Label: TypeAlias = int | None
-"""The name of a dimension; None for a dimension of size 1."""
+"""The label of a dimension; None for a dimension of size 1."""
 
 
 class View(NamedTuple):
