@@ -1,4 +1,4 @@
 """The kernels in C++, and their calls from traced programs.
 
-Also the choice of the library that fits this processor.
+`library` chooses the one that fits this processor.
 """

@@ -9,7 +9,7 @@ from jax import Array
 def open_step_memory(numbers: Array) -> Array:
     """Ask for large pages for a step's memory, and return `numbers` (int32).
 
-    A step cannot begin without these numbers, so the pages are there before it.
+    A step cannot begin without these numbers, so the pages come first.
 
     XLA asks for this memory in each call, and Linux clears it page by page when it is first written.
     """

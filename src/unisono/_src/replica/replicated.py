@@ -1,6 +1,6 @@
 """Arrays that every replica gets whole: `un.replicate`.
 
-Also the test for an array of any library.
+The test for an array of any library is here, too.
 """
 
 from __future__ import annotations

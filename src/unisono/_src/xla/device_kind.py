@@ -37,7 +37,7 @@ def describe_device(device: jax.Device) -> dict[str, str]:
 
 
 def has_native_kernels(kind: DeviceKind) -> bool | None:
-    """Whether a kind of device computes with native kernels. None if it does not say, as in older records.
+    """Whether a kind of device computes with native kernels. It is None if the kind does not say, as in older records.
 
     >>> has_native_kernels({"kernels": "native avx2, build 1a2b"}), has_native_kernels({"kernels": "XLA's"})
     (True, False)

@@ -1,6 +1,6 @@
 """Delay Ctrl-C while the state changes hands.
 
-An interrupt between the two would lose the state: a call of a program donates the old arrays before the new ones are assigned.
+A call of a program donates the old arrays before the new ones are assigned. An interrupt in between would lose the state.
 """
 
 from __future__ import annotations

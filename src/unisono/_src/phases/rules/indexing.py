@@ -1,4 +1,4 @@
-"""Gathers and scatters, static or dynamic.
+"""Gathers, scatters and dynamic slices.
 
 Rows look up a table, or rows are added to a table.
 """

@@ -1,6 +1,6 @@
 """Loops and branches: rules are applied to their bodies.
 
-This is repeated until what a step hands on has the layout that the next one takes.
+This is repeated until the carries of a step have the layouts that the next step takes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _local_scope: contextvars.ContextVar[str | None] = contextvars.ContextVar("local
 def replace_for_shards(local_scope: str) -> Iterator[None]:
     """Replace arrays of any size in the block. A batch and its shards are traced one by one, and must be replaced alike.
 
-    Moments are replaced in this scope alone, whose rows are those of one shard. Elsewhere they are sums that shards add up.
+    Moments are replaced in `local_scope` alone, whose rows are those of one shard. Elsewhere they are sums that shards add up.
     """
     token = _local_scope.set(local_scope)
     try:

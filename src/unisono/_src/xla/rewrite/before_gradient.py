@@ -49,7 +49,7 @@ def trace_for(platform: str) -> Iterator[None]:
 
 
 def uses_kernels() -> bool:
-    """Whether the program being traced will call native kernels. `rewrite_function` traces it, for CPUs."""
+    """Whether the program being traced will call native kernels. It will where `rewrite_function` traces it for CPUs."""
     return _platform.get() == "cpu" and load_kernels().level is not None
 
 

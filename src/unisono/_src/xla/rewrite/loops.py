@@ -209,7 +209,7 @@ def holds_zeros(atom: Atom) -> bool:
 
 
 def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array) -> tuple[Array, ...]:
-    """Run the loop without the hoisted equations, and these around it."""
+    """Run the loop without the hoisted equations, which run before and after."""
     inputs = split_inputs(params, operands)
     values = Operands(
         shared=dict(zip(body.consts, inputs.consts, strict=True)),

@@ -100,7 +100,7 @@ def check_inputs(rows: int, inputs: LoopInputs[Var]) -> None:
 
 
 def split_constants(program: Jaxpr, consts: Iterable[Var], rows: int) -> tuple[set[Var], list[JaxprEqn]]:
-    """Split off the variables that are the same at every step. Also list the equations that make some of them."""
+    """Split off the variables that are the same at every step. The equations that make some of them are listed as well."""
     constant = {*program.constvars, *consts}
     equations: list[JaxprEqn] = []
     for eqn in program.eqns:

@@ -61,8 +61,6 @@ def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, A
     """Whether the native kernel takes a matmul over the left's last dimensions.
 
     In the right operand they are the first ones, or the last if it is transposed.
-
-    Those of the right one are its first dimensions, or its last if it is transposed.
     """
     left, right = shapes
     count = len(contracted[0])
@@ -89,9 +87,9 @@ def flatten_rows(array: Array, count: int) -> Array:
 
 
 def compute_product(count: int, is_transposed: bool, left: Array, right: Array) -> Array:
-    """Contract the last `count` dimensions of `left`.
+    """Contract the last `count` dimensions of `left` with `right`.
 
-    Those of `right` are its first ones, or its last ones if it is transposed.
+    There they are the first ones, or the last ones if it is transposed.
     """
     product = call_product(*flatten_operands(count, is_transposed, left, right), is_transposed)
     return lax.reshape(product, (*left.shape[:-count], *(right.shape[:-count] if is_transposed else right.shape[count:])))

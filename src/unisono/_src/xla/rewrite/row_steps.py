@@ -1,6 +1,6 @@
 """The step of a loop as instructions for rows.
 
-Also where each of its variables is read.
+It also knows where each variable is read.
 """
 
 from __future__ import annotations
