@@ -235,7 +235,7 @@ def check_outside_replica_code(call: str) -> None:
 
 
 def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check an optimizer at each apply. Its attributes are checked, and where a loss scale is applied.
+    """Check an optimizer at each `apply`. Attributes that do nothing are refused.
 
     An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done
     elsewhere.

@@ -70,10 +70,7 @@ class StepFunction:
 
     @property
     def has_other_mode(self) -> bool:
-        """Whether the function was made for another mode.
-
-        Steps are then compiled now and were not, or recorded and were not, or the reverse.
-        """
+        """Whether the function was made for another mode. The mode is whether steps are compiled and, in training, recorded."""
         return self._eager != self._bond.is_eager or (self._mode == "train" and self._is_recorded != is_recording())
 
     def __call__(self, state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:

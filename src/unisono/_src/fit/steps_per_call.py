@@ -52,7 +52,8 @@ class StepsPerCall:
             logs: Their logs.
             are_shown: Whether these logs are needed: they are the last ones of an epoch, or the step makes logs that are in no metric.
 
-        Returns: The logs to show: these logs, or the logs that were shown last in this epoch, if that was just now.
+        Returns:
+            The logs to show: these logs, or the logs that were shown last in this epoch, if that was just now.
         """
         if self._running is not None:
             count_before, logs_before = self._running

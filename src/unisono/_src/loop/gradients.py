@@ -68,9 +68,9 @@ def value_and_grad(
     engine: `fn` returns one value for each example, and the loss is then this replica's share of the mean over the global batch.
 
     Args:
-        fn: Returns one of: a value for each example, of which the mean is taken; (values, weights), of which the weighted mean
-            is taken; a number, which is taken as it is, and so is the sum of an array that is as long for any number of rows.
-            With `has_aux` it returns (one of these, anything else).
+        fn: Returns one of: a value for each example, and their mean is taken; (values, weights), and the weighted mean is taken;
+            a number, which is taken as it is; an array whose length does not depend on the rows, and its sum is taken. With
+            `has_aux` it returns (one of these, anything else).
         variables: The Keras variables, for example `model.trainable_variables`.
         has_aux: Whether `fn` returns something beside the loss.
 

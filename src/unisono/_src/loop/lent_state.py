@@ -19,8 +19,8 @@ from unisono._src.replica.protocol import State
 class LentState:
     """The variables of a function, which borrow arrays from its step.
 
-    A step writes the new state into the memory of the old one, so it must be the only owner of an array. It is the only one of an array
-    that it has made, until the array is handed out. Then the variable holds the array too, and so does whoever has read the variable and
+    A step writes the new state into the memory of the old one, so it must be the only owner of an array. It is the only owner of an
+    array that it has made, until the array is handed out. Then the variable holds the array too, and so does whoever has read the variable and
     kept what it read. References are counted before an array is handed out and when it comes back: if there is one more, the variable's,
     nobody else holds it. Where Python counts in another way, the counts differ, and the array is copied.
 

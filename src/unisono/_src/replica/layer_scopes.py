@@ -1,7 +1,7 @@
-"""Named scopes for layers, by whose statistics they have.
+"""Named scopes that tell whose statistics a layer has.
 
-They are those of a replica, or of the whole batch. A layer says it by `synchronized`, which is Keras' word for batch
-normalization, and may be set on any layer. Inner layers go before outer ones.
+They are a replica's, or the whole batch's. A layer says it by `synchronized`, which is Keras' word for batch normalization, and
+may be set on any layer. Inner layers go before outer ones.
 """
 
 from __future__ import annotations

@@ -78,7 +78,10 @@ class ModelStep:
         return new_state, flat
 
     def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
-        """Report, once a layer, what gathering its rows costs. Losses and the step itself are expected to do so."""
+        """Report once for each layer what gathering rows costs.
+
+        Losses and the step itself are expected to gather, and not reported.
+        """
         names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
         by_layer: collections.Counter[str] = collections.Counter()
         for scopes, size in gathered:

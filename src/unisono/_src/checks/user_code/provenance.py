@@ -32,7 +32,7 @@ class NumberArgument(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """The constants that divide and multiply a number on its way. The way leads to another number."""
+    """The constants between a number and another that contains it. They divide or multiply it on the way."""
 
     divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
