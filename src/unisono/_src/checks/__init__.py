@@ -1,1 +1,1 @@
-"""Refusals by subject, and the errors of JAX in the words of the user."""
+"""Refusals by subject, and errors of JAX in the user's words."""

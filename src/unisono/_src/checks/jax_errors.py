@@ -31,7 +31,7 @@ CONCRETIZATION_ERRORS = (
 
 
 def is_concretization_error(error: BaseException) -> bool:
-    """Return whether code could not be traced because it asks for the value of an array."""
+    """Whether tracing failed because code needs an array's value."""
     cause = find_first_error(error)
     return isinstance(cause, CONCRETIZATION_ERRORS) and is_raised_by_jax(cause)
 
@@ -41,7 +41,7 @@ TRACE_ERRORS = (TypeError, ValueError, IndexError, jax.errors.JAXTypeError, jax.
 
 
 class StepError(ValueError):
-    """A step could not be traced, compiled or run; the cause says more."""
+    """A step could not be traced, compiled or run. The cause says more."""
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def explain_step_errors(model: keras.Model, batch: GlobalBatch | PyTree, replica
 
 
 def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
-    """Return the shapes of a batch, and how many of its rows a replica has."""
+    """Describe the shapes of a batch, and a replica's rows."""
     if batch is None:
         return "the first batch"
     shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), read_shapes(batch), is_leaf=has_shape)
@@ -81,7 +81,7 @@ def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
 
 
 def list_shard_sizes(batch: GlobalBatch | PyTree, replicas: int) -> list[int]:
-    """Return the numbers of rows that replicas have of a batch; none where one replica has all rows, or the batch is not known."""
+    """List the different row counts of a batch's shards. Empty where one replica has all rows, or the batch is not known."""
     leaves = [] if batch is None else jax.tree.leaves(read_shapes(batch), is_leaf=has_shape)
     first = next((leaf.shape for leaf in leaves if has_shape(leaf) and leaf.shape), ())
     if replicas == 1 or not first:
@@ -90,7 +90,7 @@ def list_shard_sizes(batch: GlobalBatch | PyTree, replicas: int) -> list[int]:
 
 
 def read_shapes(batch: GlobalBatch | PyTree) -> PyTree:
-    """Return the tree of a batch, whose leaves have shapes."""
+    """Read the tree of a batch, whose leaves have shapes."""
     if not isinstance(batch, GlobalBatch):
         return batch
     return batch.tree() if batch.is_whole else batch.shapes(batch.rows)
@@ -101,14 +101,14 @@ def has_shape(leaf: object) -> bool:
 
 
 def join_own_notes(error: Exception) -> str:
-    """Return what Unisono has added to an error."""
+    """Join the notes that Unisono has added to an error."""
     notes: list[str] = getattr(error, "__notes__", [])
     return "".join(f"\n\n{note}" for note in notes if note.startswith("The function"))
 
 
 @contextlib.contextmanager
 def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: bool = False) -> Iterator[None]:
-    """Put the name of a function in front of what JAX raises, and the shapes of the batch where replicas run the function on one."""
+    """Put a function's name in front of what JAX raises. Where replicas run it on a batch, the shapes of the batch are added."""
     try:
         with explain_read_attributes():
             yield
@@ -128,7 +128,7 @@ def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: 
 
 
 def is_unbound_axis(error: BaseException) -> bool:
-    """Return whether code uses a collective, such as `jax.lax.psum`, over an axis that is not there."""
+    """Whether code uses a collective over an axis that is not there. `jax.lax.psum` is one."""
     cause = find_first_error(error)
     return isinstance(cause, NameError) and str(cause).startswith(UNBOUND_AXIS)
 
@@ -155,7 +155,7 @@ def refuse_unbound_axis(name: str, error: BaseException) -> None:
 
 
 def refuse_uncompilable_layer(error: BaseException) -> None:
-    """Refuse, by its name, a layer whose trace needs the value of an array, or that says itself that it may not be compiled."""
+    """Refuse a layer that cannot be compiled, by its name. Its trace needs the value of an array, or the layer says so itself."""
     layer, cause = find_failed_layer(error) or (None, error)
     if layer is None or (layer.supports_jit and not is_concretization_error(cause)):
         return
@@ -168,7 +168,7 @@ def refuse_uncompilable_layer(error: BaseException) -> None:
 
 
 def refuse_variable_in_trace(name: str, error: BaseException) -> None:
-    """Refuse to make a variable in what is compiled, where Keras makes none."""
+    """Refuse to make a variable in what is compiled. Keras makes none there."""
     if str(error).startswith(VARIABLE_IN_TRACE):
         raise ValueError(
             f"The function {name!r} makes a variable where it is compiled, whose value would be lost. Make layers, metrics and variables "
@@ -178,7 +178,7 @@ def refuse_variable_in_trace(name: str, error: BaseException) -> None:
 
 
 def is_raised_by_jax(error: BaseException) -> bool:
-    """Return whether an error comes from JAX: by its kind, or by the innermost frame that it left."""
+    """Whether an error comes from JAX. Its class says so, or the innermost frame that it left."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None:
         frames = frames.tb_next

@@ -1,4 +1,7 @@
-"""Attributes of optimizers that earlier versions of Keras had: set, they do nothing, and read, they are not there."""
+"""Attributes of optimizers in earlier versions of Keras.
+
+When set, they do nothing; when read, they are not there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def check_optimizer_attributes(optimizer: keras.optimizers.Optimizer) -> None:
 
 @contextlib.contextmanager
 def explain_read_attributes() -> Iterator[None]:
-    """Say in a note what to write, where code within the block reads such an attribute."""
+    """Explain in a note what to write instead. It is for reads of such an attribute in the block."""
     try:
         yield
     except AttributeError as error:

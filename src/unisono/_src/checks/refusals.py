@@ -1,4 +1,7 @@
-"""Checks that refuse what would silently train something else, in words that say what to write."""
+"""Refuse what would silently train something else.
+
+The errors say what to write.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from unisono._src.typing import UserObject
 
 
 def check_compile_options(model: keras.Model, strategy: OwningStrategy) -> None:
-    """Refuse, after compile(), options that have another way here."""
+    """Refuse options of compile() that have another way here."""
     steps = find_accumulation_steps(getattr(model, "optimizer", None))
     if steps:
         raise ValueError(
@@ -33,7 +36,7 @@ def check_compile_options(model: keras.Model, strategy: OwningStrategy) -> None:
 
 
 def check_before_first_step(model: keras.Model, strategy: OwningStrategy) -> None:
-    """Refuse, before the first step, what may have been changed since compile()."""
+    """Refuse, before the first step, what compile() did not see. It may have been changed since."""
     if keras.distribution.distribution() is not None:
         raise ValueError(
             f"Keras has a distribution of its own ({type(keras.distribution.distribution()).__name__}), and would place the batches "
@@ -47,7 +50,7 @@ def check_before_first_step(model: keras.Model, strategy: OwningStrategy) -> Non
 
 
 def check_changed_model(model: keras.Model, training: bool) -> None:
-    """Refuse to train a model whose layers were frozen, or freed, since the step was made.
+    """Refuse to train a model whose layers were frozen or freed. Its step was made before.
 
     Evaluation and prediction follow such a change; the optimizer cannot.
     """
@@ -59,7 +62,10 @@ def check_changed_model(model: keras.Model, training: bool) -> None:
 
 
 def check_made_function(model: keras.Model, step: str) -> None:
-    """Refuse a class that makes the function of a loop by itself: it would never be called. `step` is "train", "test" or "predict"."""
+    """Refuse a class that makes the function of a loop itself.
+
+    It would never be called. `step` is "train", "test" or "predict".
+    """
     if overrides_method(model, f"make_{step}_function"):
         raise TypeError(
             f"The class {type(model).__name__} overrides make_{step}_function, but under a strategy the function is made by the strategy, and "
@@ -89,7 +95,7 @@ def find_accumulation_steps(optimizer: keras.optimizers.Optimizer | None) -> int
 
 
 def check_data_source(adapter: DataAdapter, steps: int | None) -> None:
-    """Refuse, before the first batch, data that would never end, and data without a batch."""
+    """Refuse data that never end, and data without a batch. This is checked before the first batch."""
     endless = isinstance(adapter, PyDatasetAdapter) and adapter.num_batches is None
     if isinstance(adapter, TFDatasetAdapter):
         check_auto_sharding(get_tf_dataset(adapter))
@@ -104,7 +110,7 @@ def check_data_source(adapter: DataAdapter, steps: int | None) -> None:
 
 
 def check_auto_sharding(dataset: object) -> None:
-    """Refuse, in several processes, a dataset of tf.data that is divided by its files."""
+    """Refuse a tf.data dataset that is divided by files, in several processes."""
     if agreement.get_agreement().is_alone:
         return
     options = getattr(dataset, "options", None)
@@ -119,7 +125,7 @@ def check_auto_sharding(dataset: object) -> None:
 
 
 def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Refuse, in several processes, Keras' BackupAndRestore."""
+    """Refuse Keras' BackupAndRestore in several processes."""
     if not agreement.get_agreement().is_alone and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise ValueError(
             "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
@@ -128,7 +134,7 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
 
 
 def check_tensorboard_callback(callbacks: UserObject) -> None:
-    """Refuse Keras' TensorBoard where what it writes by is not installed: TensorFlow, which does not bring TensorBoard's package any more."""
+    """Refuse Keras' TensorBoard where it cannot write. It needs TensorFlow, which no longer brings TensorBoard's package."""
     if not any(isinstance(each, keras.callbacks.TensorBoard) for each in list_callbacks(callbacks)):
         return
     for module, name in (("tensorflow", "TensorFlow"), ("tensorboard", "TensorFlow with the package tensorboard")):
@@ -140,7 +146,7 @@ def check_tensorboard_callback(callbacks: UserObject) -> None:
 
 
 def check_model_scope(model: keras.Model, strategy: OwningStrategy | None) -> None:
-    """Refuse, at compile() or fit() inside the scope of a strategy, a model that was not made in this scope."""
+    """Refuse a model from outside of the scope that uses it. It is checked at compile() and fit()."""
     owner = find_strategy(model)
     if strategy is None or owner is strategy:
         return
@@ -166,7 +172,7 @@ def check_precision(variables: list[keras.Variable], subject: str) -> None:
 
 
 def check_replica_variables(variables: list[keras.Variable], strategy: OwningStrategy) -> None:
-    """Refuse variables in replica code that were not made in the strategy's scope."""
+    """Refuse variables in replica code from outside of the strategy's scope."""
     owned = strategy.owned.variables
     others = [variable for variable in variables if id(variable) not in owned]
     if others:
@@ -183,7 +189,10 @@ def check_replica_variables(variables: list[keras.Variable], strategy: OwningStr
 
 
 def check_assigned_variables(variables: list[keras.Variable], strategy: OwningStrategy) -> None:
-    """Refuse replica code that assigns a variable of no layer, unless the variable says how the replicas' values are added."""
+    """Refuse to assign a variable whose aggregation is not told.
+
+    This is for variables of no layer: replicas' values must be combined.
+    """
     in_layers = strategy.owned.layer_variable_ids
     unclear = [
         variable
@@ -199,7 +208,7 @@ def check_assigned_variables(variables: list[keras.Variable], strategy: OwningSt
 
 
 def check_dataset_replicas(replicas: int, strategy: OwningStrategy) -> None:
-    """Refuse a dataset, given to fit, evaluate or predict, that is distributed to another number of replicas."""
+    """Refuse a dataset that is distributed to another number of replicas. It was given to fit, evaluate or predict."""
     if replicas != strategy.num_replicas_in_sync:
         raise ValueError(
             f"The dataset is distributed to {replicas} replicas, and the model belongs to {strategy!r}. Distribute it by the model's "
@@ -217,7 +226,7 @@ def check_run_scope(scope: object, strategy: object) -> None:
 
 
 def check_outside_replica_code(call: str) -> None:
-    """Refuse, in replica code, a method of a strategy that is for the code around `run`."""
+    """Refuse a strategy's method in replica code. It is for the code around `run`."""
     if get_current_code() is not None:
         raise RuntimeError(
             f"Replica code calls strategy.{call}, but a replica knows of its own rows alone. Return the value from the function, and call "
@@ -226,9 +235,10 @@ def check_outside_replica_code(call: str) -> None:
 
 
 def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check, at every apply of an optimizer that was made in a scope, the attributes that were set on it.
+    """Check an optimizer at each `apply`. Attributes that do nothing are refused.
 
-    An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done elsewhere.
+    An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done
+    elsewhere.
     """
 
     def apply(*args: UserObject, **kwargs: UserObject) -> UserObject:

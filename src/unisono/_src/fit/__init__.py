@@ -1,1 +1,4 @@
-"""`fit`, `evaluate` and `predict` of a model that was made in a scope, over the engine."""
+"""`fit`, `evaluate` and `predict` of a model, over the engine.
+
+The model was made in a strategy's scope.
+"""

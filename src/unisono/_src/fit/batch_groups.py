@@ -1,4 +1,7 @@
-"""Groups of batches: whether one call of a step may take several batches of a loop, and which."""
+"""Groups of batches: several batches in one call of a step.
+
+Whether a loop allows it is decided here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class BatchGroup:
     """The batches of one call."""
 
     def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall, is_last: bool) -> None:
-        """`is_last`: the epoch ends with these batches."""
+        """Take `count` batches. `is_last`: the epoch ends with them."""
         self._batches = itertools.islice(batches, count)
         self.count = count
         self.steps_per_call = steps_per_call
@@ -42,7 +45,7 @@ class BatchGrouping:
 
     @contextlib.contextmanager
     def allow(self, method: str, mode: str, args: Arguments, kwargs: Keywords) -> Iterator[None]:
-        """Allow groups during a call of fit or evaluate, unless something could see the difference."""
+        """Allow groups during a call of fit or evaluate. They are not allowed where something could see the difference."""
         callbacks = read_argument(method, "callbacks", args, kwargs)
         outer = self._is_allowed
         self._is_allowed = not (overrides_method(self._bond.model, method) or has_batch_callbacks(callbacks, mode))
@@ -70,7 +73,7 @@ class BatchGrouping:
         epochs.group_steps(count_steps, group)
 
     def _can_group(self, iterator: KerasObject) -> bool:
-        """Return whether one call may take several batches. Not of a generator, which may look at the model after each batch."""
+        """Whether one call may take several batches. A generator may not: it may look at the model after each batch."""
         stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
         one_by_one = stream or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
         return self._is_allowed and not one_by_one and has_known_length(iterator)

@@ -1,4 +1,7 @@
-"""The tie between a model and the strategy in whose scope the model was made."""
+"""The tie between a model and its strategy.
+
+It is the strategy in whose scope the model was made.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,16 @@ from unisono._src.typing import KerasObject, Logs
 
 
 def get_bond(model: object) -> Bond | None:
-    """Return the bond of a model; None for a model from outside of every scope."""
+    """The bond of a model. None for a model from outside of every scope."""
     bond = find_bond(model)
     return bond if isinstance(bond, Bond) else None
 
 
 class Bond(ModelBond):
-    """The tie between a model and its strategy. It holds what the model's training needs between two calls, and the current call of fit."""
+    """The tie between a model and its strategy.
+
+    It holds what the model's training needs between two calls, and the current call of fit.
+    """
 
     def __init__(self, model: keras.Model, strategy: ReplicaStrategy) -> None:
         self.model: KerasObject = model
@@ -40,7 +46,7 @@ class Bond(ModelBond):
         self._awaits_position = False
         """Whether there is a current call of fit, and it has no data position yet."""
         self.validations = 0
-        """How many validations the training of the current call of fit has made, with those before it was resumed."""
+        """The number of validations in the training of the current call of fit, with those before it was resumed."""
         self._validations_to_read = 0
         self._is_validating = False
         self._losses = LossWatch()
@@ -53,24 +59,24 @@ class Bond(ModelBond):
 
     @property
     def is_eager(self) -> bool:
-        """Return whether steps are not to be compiled."""
+        """Whether steps are not to be compiled."""
         return find_eager_option(self.model) is not None or tracing.is_jit_disabled()
 
     @property
     def has_promised_bits(self) -> bool:
-        """Return whether every run of the program gives the model the same bits."""
+        """Whether every run of the program gives the same bits."""
         return self.strategy.deterministic and not self.ran_eagerly and not self.is_eager
 
     @property
     def order(self) -> RowOrder:
-        """Return the place of the model in its data. The seed is drawn when it is first needed."""
+        """The order in which the model reads its data. The seed is drawn when it is first needed."""
         if self._order is None:
             self._order = RowOrder(draw_seed())
         return self._order
 
     @contextlib.contextmanager
     def note_fit(self, callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
-        """Make the block the current call of fit, with these callbacks. Ours are told when it is over, however it ends."""
+        """Make the block the current call of fit. Our callbacks are called when it is over, however it ends."""
         self.callbacks = callbacks
         self._awaits_position = True
         self._losses = LossWatch()
@@ -93,7 +99,7 @@ class Bond(ModelBond):
             self._losses.look()
 
     def note_epochs(self, epochs: EpochSteps) -> None:
-        """Note the epochs of a loop that begins: the first loop of a call of fit is its training."""
+        """Note the epochs of a loop that begins. The first loop of a call of fit is its training."""
         self._loops.append(epochs)
         if self._awaits_position:
             self.data_position = DataPosition(epochs, self.callbacks)
@@ -103,7 +109,7 @@ class Bond(ModelBond):
 
     @contextlib.contextmanager
     def close_loops(self) -> Iterator[None]:
-        """Close the loops that begin in the block when it is over. A validation of fit goes on where the one before has stopped."""
+        """Close the loops that begin in the block at its end. A validation of fit goes on where the one before has stopped."""
         before = len(self._loops)
         try:
             yield
@@ -123,11 +129,11 @@ class Bond(ModelBond):
             self._is_validating = False
 
     def resume_validations(self, count: int) -> None:
-        """Let the next validation follow on this many: data with a state are read forward."""
+        """Continue after this many validations. Data with a state are read forward."""
         self.validations = self._validations_to_read = count
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
-        """Note that a step was trained on these batches, and returned these logs."""
+        """Note the batches and logs of a training step."""
         position = batches[-1].position
         if self.data_position is None:
             if position is not None:
@@ -140,5 +146,5 @@ class Bond(ModelBond):
         self.data_position.note_trained(batches, logs)
 
     def repeat_logs(self) -> Logs:
-        """Return the logs of the last step again: an earlier call of fit stopped at the end of this epoch."""
+        """Repeat the logs of the last step. An earlier call of fit stopped at the end of this epoch."""
         return self.data_position.repeat_logs() if self.data_position is not None else {}

@@ -1,4 +1,7 @@
-"""The arguments of a call of one of Keras' methods: read, replaced, and compared between processes."""
+"""The arguments of a call of one of Keras' methods.
+
+They are read, replaced, and compared between processes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ ALIKE = (
 
 
 def read_argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
-    """Return an argument of a call of one of Keras' methods; None if the call does not fit the method, which Keras will report."""
+    """Read an argument of a call of one of Keras' methods. None if the call does not fit the method, which Keras will report."""
     try:
         bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
     except TypeError:
@@ -36,14 +39,14 @@ def read_argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> 
 
 
 def replace_arguments(method: str, args: Arguments, kwargs: Keywords, **replaced: UserObject) -> tuple[Arguments, Keywords]:
-    """Return the arguments of a call of one of Keras' methods, with some of them replaced."""
+    """Replace some arguments of a call of one of Keras' methods."""
     bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
     bound.arguments.update(replaced)
     return bound.args[1:], bound.kwargs
 
 
 def replace_datasets(strategy: ReplicaStrategy, method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-    """Return the arguments with adapters in place of distributed datasets."""
+    """Replace distributed datasets by adapters in the arguments."""
 
     def replace_dataset(value: UserObject) -> UserObject:
         refuse_tensorflow_data(value, f"model.{method}")

@@ -1,4 +1,7 @@
-"""Callbacks in a call of fit: what ours are asked beside what Keras asks, which of them see single batches, and which a process runs."""
+"""Our callbacks, and those of Keras, in a call of fit.
+
+It says what ours are asked beside what Keras asks, which of them see single batches, and which a process runs.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,22 @@ from unisono._src.typing import Arguments, Keywords, UserObject
 
 
 class FitCallback(keras.callbacks.Callback, abc.ABC):
-    """The base class of our callbacks. At single batches they do nothing that `steps_until_due` does not tell."""
+    """The base class of our callbacks.
+
+    At single batches they do nothing that `steps_until_due` does not announce.
+    """
 
     keeps_what_others_decide = False
-    """Whether it runs after all others, at any place in the list."""
+    """Whether it keeps what other callbacks decide, and so runs after all others, wherever it stands in the list."""
     writes_for_all = False
     """Whether one of several processes runs it for all."""
 
     @abc.abstractmethod
     def steps_until_due(self, step: int) -> int:
-        """Return the number of steps from `step` on that one call may take, so that it ends where the callback acts."""
+        """The most steps that one call may take from `step` on. The call must end where the callback acts."""
 
     def fit_begins(self) -> None:
-        """Prepare for a call of fit, before Keras makes the train function."""
+        """Prepare for a call of fit. It comes before Keras makes the train function."""
 
     def fit_is_over(self) -> None:
         """Clean up. It is called however fit ended."""
@@ -41,14 +47,14 @@ WRITING = (
 
 
 def has_batch_callbacks(callbacks: UserObject, mode: str) -> bool:
-    """Return whether a callback sees single batches, in mode "train" or "test"."""
+    """Whether a callback sees single batches, in mode "train" or "test"."""
     return any(
         not isinstance(callback, FitCallback) and acts_at_batches(callback, mode) for callback in list_callbacks(callbacks)
     )
 
 
 def has_keeper(callbacks: UserObject) -> bool:
-    """Return whether one of the callbacks keeps what others decide."""
+    """Whether one of the callbacks keeps what others decide."""
     return any(is_keeper(callback) for callback in list_callbacks(callbacks))
 
 
@@ -57,7 +63,7 @@ def is_keeper(callback: keras.callbacks.Callback) -> bool:
 
 
 def put_keepers_last(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-    """Return the arguments of fit in which callbacks that keep what others decide come last."""
+    """Move callbacks that keep what others decide to the end."""
     callbacks = read_argument("fit", "callbacks", args, kwargs)
     if not has_keeper(callbacks):
         return args, kwargs
@@ -69,13 +75,16 @@ def put_keepers_last(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keyw
 
 
 def remove_writing_callbacks(method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-    """Return the arguments of fit or evaluate for a process that neither writes files nor shows progress."""
+    """Remove callbacks that write, and progress, from the arguments.
+
+    One of several processes writes files and shows progress; others do not.
+    """
     silent = select_silent_callbacks(read_argument(method, "callbacks", args, kwargs))
     return replace_arguments(method, args, kwargs, verbose=0, callbacks=silent)
 
 
 def select_silent_callbacks(callbacks: UserObject) -> list[keras.callbacks.Callback]:
-    """Return the callbacks that write and send nothing."""
+    """Select the callbacks that write and send nothing."""
     return [
         callback
         for callback in list_callbacks(callbacks)

@@ -1,4 +1,7 @@
-"""The data position of one call of `fit`, and its resume at the position where an earlier call stopped."""
+"""The data position of one call of `fit`.
+
+A call can resume at the position where an earlier one stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class DataPosition:
     def __init__(self, epochs: EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
         self.epochs = epochs
         self._bounds = [callback.steps_until_due for callback in callbacks if isinstance(callback, FitCallback)]
-        """Functions of callbacks. Each returns, for the next step, the most steps of one call after which its callback still acts in time."""
+        """Functions of callbacks: the most steps that a call may take from the next step on, so that the callback acts in time."""
         self.order: RowOrder = epochs.adapter.order
         self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}
@@ -35,7 +38,7 @@ class DataPosition:
             warn_of_changing_rows(epochs)
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
-        """Note that these batches were trained on, and that the step of the last one returned these logs."""
+        """Note the batches of a step, and the last one's logs."""
         self.logs = logs
         for batch in batches if self.progress.digests_all else batches[-1:]:
             if batch.position is not None:
@@ -43,24 +46,24 @@ class DataPosition:
                 self.order.note_pass(batch.position[0])
 
     def repeat_logs(self) -> Logs:
-        """Return the logs of the last step again, in place of a step: an earlier call of fit stopped at the end of this epoch."""
+        """Repeat the logs of the last step, in place of a step. An earlier call of fit stopped at the end of this epoch."""
         if self.progress.position is not None:
             self.order.note_pass(self.progress.position[0])
         return self.logs
 
     def most_steps(self, step: int) -> int | None:
-        """Return how many steps one call may take from this step on; None where no callback limits them."""
+        """The most steps that one call may take from this one on. None where no callback limits them."""
         return min((bound(step) for bound in self._bounds), default=None)
 
     def get_state(self, end_of_epoch: bool) -> dict[str, Json]:
-        """Return the data position in JSON."""
+        """The data position in JSON."""
         place = self.progress.place
         if place is not None and end_of_epoch and self.epochs.is_pass_over(place.position[1]):
             place = place._replace(position=(place.position[0] + 1, 0))
         return {"seeds": self.epochs.adapter.seeds, "place": None if place is None else place._asdict()}
 
     def resume_at(self, state: dict[str, Json], step: int, logs: Logs, before_step: Callable[[], None] | None) -> None:
-        """Begin the next epoch with this step, at the position of this state.
+        """Begin the next epoch with this step, at this state's position.
 
         `before_step` is called when callbacks know that the epoch begins, and before they know of the step.
         """
@@ -76,7 +79,7 @@ class DataPosition:
 
 
 def warn_of_changing_rows(epochs: EpochSteps) -> None:
-    """Warn of a dataset that changes in the middle of a pass: the number of passes does not tell its state."""
+    """Warn of a dataset that changes in the middle of a pass. The number of passes does not tell its state."""
     warnings.warn(
         f"The dataset has an on_epoch_begin or on_epoch_end of its own, which Keras calls for each epoch, and an epoch has {epochs.steps} steps, "
         f"which is no pass over the {epochs.adapter.num_batches} batches of the dataset. A training that is resumed may read other rows. Leave "

@@ -1,7 +1,8 @@
-"""The methods that stand in for those of a trainer of Keras, on a model that was made in a strategy's scope.
+"""The methods that replace those of a Keras trainer.
 
-Keras' loops stay as they are: for each batch they call what `make_train_function` and its two siblings made. Our versions of these
-methods are set on the model, on this one object, together with the methods that give the loops our data adapter.
+They are set on a model that was made in a strategy's scope. Keras' loops stay as they are: for each batch they call what
+`make_train_function` and its two siblings made. Our versions of these methods are set on the model, on this one object, together
+with the methods that give the loops our data adapter.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def bind_trainer(model: keras.Model, strategy: ReplicaStrategy) -> None:
 
 
 class TrainerHooks:
-    """The methods that Keras, and users, call on a model in place of those of its class. Every public method replaces the one of its name."""
+    """The methods that replace those of a model's class.
+
+    Keras and users call them. Every public method replaces the one of its name.
+    """
 
     def __init__(self, bond: Bond) -> None:
         self._bond = bond
@@ -144,7 +148,7 @@ class TrainerHooks:
         return self._call_on_batch("predict_on_batch", args, kwargs)
 
     def build_by(self, iterator: KerasObject = None, data_batch: UserBatch = None) -> None:
-        """Build the model by a first batch, and put our adapter into the iterator of a loop that begins."""
+        """Build the model by a first batch. Our adapter is put into the iterator of a loop that begins."""
         if iterator is None:
             build_model(self._bond, None, data_batch)
             return
@@ -154,12 +158,12 @@ class TrainerHooks:
             build_model(self._bond, iterator, data_batch)
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
-        """Return the model's state for a loop of Keras."""
+        """Take the model's state for a loop of Keras."""
         return take_model_state(self._model, purge_model_variables, **groups)
 
     @property
     def _is_cut(self) -> bool:
-        """Return whether several replicas share each batch."""
+        """Whether several replicas share each batch."""
         return self._strategy.num_replicas_in_sync > 1
 
     def _adapt_loop(self, iterator: KerasObject) -> None:
@@ -177,12 +181,15 @@ class TrainerHooks:
         self._grouping.group_steps(iterator, epochs)
 
     def _call_on_batch(self, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
-        """Call a method of Keras on one batch, with the global arrays in place of shards."""
+        """Call a method of Keras on one batch of global arrays. They take the place of shards."""
         arrays = {argument: read_global_arrays(value) for argument, value in kwargs.items()}
         return self._call_and_restore(name, *map(read_global_arrays, args), **arrays)
 
     def _call_and_restore(self, name: str, *args: UserObject, **kwargs: UserObject) -> UserObject:
-        """Call a method of Keras. However it ends, the model then has its weights, and the devices have released their copies."""
+        """Call a method of Keras, and give the model its weights back.
+
+        However it ends, the devices then have released their copies.
+        """
         self._model.jax_state_sync()  # the caller may be a callback of fit
         try:
             with explain_read_attributes():

@@ -1,4 +1,7 @@
-"""A check of the labels of a batch on the host: each that counts must be one of the classes, as TensorFlow on CPU wants it."""
+"""Check the labels of a batch on the host.
+
+Each label that counts must be one of the classes, as TensorFlow on CPU demands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from unisono._src.replica.label_ranges import LabelRange
 
 
 def check_labels(ranges: Iterable[LabelRange], batch: GlobalBatch) -> None:
-    """Refuse labels that are no class of the model's output, unless they are ignored or have the weight 0."""
+    """Refuse labels that are no class of the model's output.
+
+    Labels that are ignored, or have the weight 0, may have any value.
+    """
     for given in ranges:
         labels = batch.leaves[given.labels].array
         if not are_in_range(labels, given.classes):
@@ -22,7 +28,7 @@ def check_labels(ranges: Iterable[LabelRange], batch: GlobalBatch) -> None:
 
 
 def are_in_range(labels: np.ndarray, classes: int) -> bool:
-    """Return whether all labels are from 0 to classes - 1: one pass, in which negative numbers are the largest ones.
+    """Whether all labels are from 0 to classes - 1. One pass is enough: as unsigned numbers, negative ones are the largest.
 
     >>> are_in_range(np.array([0, 2]), 3), are_in_range(np.array([0, 3]), 3), are_in_range(np.array([-1]), 3)
     (True, False, False)
@@ -32,7 +38,7 @@ def are_in_range(labels: np.ndarray, classes: int) -> bool:
 
 
 def find_wrong_labels(labels: np.ndarray, given: LabelRange, weights: np.ndarray | None) -> np.ndarray:
-    """Return where labels that count are out of range."""
+    """Find where labels that count are out of range."""
     wrong = (labels < 0) | (labels >= given.classes)
     if given.ignored is not None:
         wrong &= labels != given.ignored
@@ -45,7 +51,7 @@ def find_wrong_labels(labels: np.ndarray, given: LabelRange, weights: np.ndarray
 
 
 def refuse_label(batch: GlobalBatch, given: LabelRange, index: tuple[int, ...], count: int) -> None:
-    """Raise the error about the first of the wrong labels of a batch."""
+    """Raise the error about a batch's first wrong label."""
     leaf = batch.leaves[given.labels]
     label = int(leaf.array[index])
     row = int(index[0])

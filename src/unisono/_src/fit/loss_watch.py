@@ -1,7 +1,8 @@
-"""A watch for a loss that is not finite: one line, with the step, and the command that finds the row and the line of code.
+"""Watch for a loss that is not finite.
 
-Reading a loss waits for its step. So only losses that have arrived are read, and once in a while the newest one alone: the log "loss" is a mean
-over the epoch, which stays NaN, and so do weights that a NaN has reached. Where the newest is not finite, those before it are read.
+It prints one line: the step, and the command that finds the row and the line of code. Reading a loss waits for its step. So only
+losses that have arrived are read, and once in a while the newest one alone: the log "loss" is a mean over the epoch, which stays
+NaN, and so do weights that a NaN has reached. Where the newest is not finite, those before it are read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NotedLoss(NamedTuple):
 
 
 class LossWatch:
-    """The losses of one call of fit that nobody has looked at."""
+    """The losses of one call of fit that were not read yet."""
 
     def __init__(self) -> None:
         self._waiting: collections.deque[NotedLoss] = collections.deque()
@@ -44,7 +45,7 @@ class LossWatch:
         self._is_said = False
 
     def note(self, steps: int, logs: Logs) -> None:
-        """Note the logs of a call that was just started, of this many steps."""
+        """Note the logs of a call of this many steps. It was just started."""
         loss = logs.get("loss")
         if self._is_said or not isinstance(loss, jax.Array):
             return
@@ -54,7 +55,7 @@ class LossWatch:
             self.look()
 
     def look(self) -> None:
-        """Warn once if a loss that has arrived is not finite; wait for none."""
+        """Warn once if a loss that has arrived is not finite. It waits for none."""
         self._looked_at = time.perf_counter()
         arrived = len(self._waiting)
         while arrived and not is_ready(self._waiting[arrived - 1].loss):

@@ -17,8 +17,10 @@ from unisono._src.typing import KerasObject, UserBatch
 
 
 def build_model(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> None:
-    """Build the model, as far as it is not built, by the first batch of an iterator or by a batch. Its variables are then the same in all
-    processes."""
+    """Build the model by a first batch, where it is not built.
+
+    The batch comes from an iterator, or is given. The variables are then the same in all processes.
+    """
     model = bond.model
     replicas = bond.strategy.num_replicas_in_sync
     fixed = count_static_rows(model)
@@ -33,7 +35,7 @@ def build_model(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> Non
 
 
 def build_for_prediction(bond: Bond, batch: UserBatch) -> None:
-    """Build a model, which need not be compiled, by a batch of arrays, as Keras does where it predicts."""
+    """Build a model by a batch, as Keras does where it predicts. The model need not be compiled."""
     x, _, _ = unpack_batch(batch)
     replicas = bond.strategy.num_replicas_in_sync
     with (
@@ -47,7 +49,7 @@ def build_for_prediction(bond: Bond, batch: UserBatch) -> None:
 
 
 def call_builder(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> None:
-    """Call what builds the model: Keras, or a forward pass where Keras fails and steps are not compiled."""
+    """Build the model by Keras, or else by a forward pass. The latter is for steps that are not compiled, where Keras fails."""
     by_keras = get_class_method(bond.model, "build_by")
     if not (bond.is_eager and needs_batch(bond.model)):
         return by_keras(iterator=iterator, data_batch=data_batch)

@@ -1,4 +1,7 @@
-"""The functions that Keras' loops call for each execution: train, test and predict functions."""
+"""The functions that Keras' loops call for each execution.
+
+They are the train, test and predict functions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ STATE_GROUPS = {"train": STATE_NAMES, "evaluate": WITHOUT_OPTIMIZER, "predict": 
 
 
 class StepFunction:
-    """A function of one loop of Keras. A call takes one step, as many as `steps_per_execution` says, or those of a group of batches."""
+    """A function of one loop of Keras.
+
+    A call takes one step, or `steps_per_execution` steps, or those of a group of batches.
+    """
 
     def __init__(self, bond: Bond, mode: str) -> None:
         """`mode` is "train", "evaluate" or "predict"."""
@@ -57,16 +63,16 @@ class StepFunction:
 
     @property
     def has_other_variables(self) -> bool:
-        """Return whether the function was made for other variables than the model has now."""
+        """Whether the model's variables have changed since the function was made."""
         return self._variables != list_variable_ids(self._model)
 
     @property
     def has_other_mode(self) -> bool:
-        """Return whether the function is compiled and steps are not to be compiled now, or the reverse; and so for steps that are recorded."""
+        """Whether the function was made for another mode. The mode is whether steps are compiled and, in training, recorded."""
         return self._eager != self._bond.is_eager or (self._mode == "train" and self._is_recorded != is_recording())
 
     def __call__(self, state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
-        """Return (logs or outputs, new state)."""
+        """Run the steps: (logs or outputs, new state)."""
         if isinstance(iterator, NoStep):
             return self._bond.repeat_logs(), state
         is_training = self._mode == "train"
@@ -106,7 +112,7 @@ class StepFunction:
         return logs, state
 
     def _follow_settings(self) -> None:
-        """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
+        """Rebuild the step if an optimizer's settings have changed. Callbacks may change them between two steps."""
         if self._settings is not None and self._settings != read_optimizer_settings(self._model):
             self._settings = None
             self._step = self._make_step()
@@ -137,7 +143,7 @@ class StepFunction:
 def take_batches(
     iterator: Iterator[UserBatch], count: int, is_cut: bool, ranges: Sequence[LabelRange]
 ) -> tuple[list[GlobalBatch], Exception | None]:
-    """Return (up to `count` batches, the error after the last of them): the batches before an error are trained on.
+    """Take up to `count` batches, and the error after the last. The batches before an error are trained on.
 
     `is_cut`: several replicas share each batch. `ranges` are those of its labels.
     """

@@ -1,9 +1,10 @@
-"""Steps per call, and the logs that are shown: a call should be long enough that its memory and Python cost little.
+"""Steps per call, and the logs that are shown.
 
-XLA asks for the memory of a step anew in each call, and the system clears it page by page: of MobileNetV2's step on two cores this took a
-sixth with calls of three steps. A call should be short enough for the progress bar and for Ctrl-C. Reading logs waits for the step that
-computes them, and nobody reads more than a few logs a second. The first and the last call of an epoch show their own: the epoch before has
-other values, and the last line of an epoch is its result. The number of steps per call changes no bit.
+A call should be long enough that its memory and Python cost little. XLA asks for the memory of a step anew in each call, and the
+system clears it page by page: of MobileNetV2's step on two cores this took a sixth with calls of three steps. A call should be
+short enough for the progress bar and for Ctrl-C. Reading logs waits for the step that computes them, and nobody reads more than a
+few logs a second. The first and the last call of an epoch show their own: the epoch before has other values, and the last line of
+an epoch is its result. The number of steps per call changes no bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ GROWTH = 4
 
 
 class StepsPerCall:
-    """The steps per call of one loop over batches, in which nothing needs to see single batches."""
+    """The steps per call of one loop over batches.
+
+    Nothing in the loop needs to see single batches.
+    """
 
     def __init__(self) -> None:
         self._steps = 1
@@ -33,15 +37,15 @@ class StepsPerCall:
         self._shown_at = 0.0
 
     def steps(self) -> int:
-        """Return the number of steps of the next call."""
+        """The number of steps of the next call."""
         return self._steps
 
     def begin_epoch(self) -> None:
-        """Forget what was shown: it is of another epoch."""
+        """Forget the logs shown in another epoch."""
         self._shown = None
 
     def note_call(self, count: int, logs: Logs, are_shown: bool = False) -> Logs:
-        """Note a call of `count` steps that was just started, and wait for the call before it: at most two run at a time.
+        """Note a call just started, and wait for the one before. At most two run at a time.
 
         Args:
             count: The number of steps.
@@ -65,7 +69,9 @@ class StepsPerCall:
 
 
 def choose_step_count(seconds: float) -> int:
-    """Return how many steps of this duration one call may take: as many as are short together, or a few that are not too long.
+    """Choose how many steps of this duration one call may take.
+
+    Together they are short, or they are a few that do not take too long.
 
     >>> [choose_step_count(seconds) for seconds in (0.01, 0.2, 0.5, 2.5)]
     [50, 6, 4, 1]

@@ -1,1 +1,4 @@
-"""The loop of the user's own: distributed data in, `run` and `reduce` over the engine behind fit."""
+"""The loop of the user's own.
+
+Distributed data go in, and `run` and `reduce` work over the engine behind fit.
+"""

@@ -1,4 +1,7 @@
-"""Losses of a replica whose sum over replicas is the loss of the global batch, under the names of `tf.nn`."""
+"""Losses of a replica that add up to the global batch's loss.
+
+The functions have the names of `tf.nn`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from unisono._src.typing import AnyArray, Array, KerasObject
 def compute_average_loss(
     per_example_loss: AnyArray, sample_weight: AnyArray | None = None, global_batch_size: int | None = None
 ) -> Array:
-    """Return this replica's share of the mean loss: the sum of its examples' losses over the size of the global batch.
+    """Compute this replica's share of the mean loss. It is the sum of its examples' losses over the size of the global batch.
 
     Args:
         per_example_loss: One value for each example, of a loss with reduction=None.
@@ -54,7 +57,7 @@ def compute_average_loss(
 
 @says_near_names
 def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]) -> Array:
-    """Return this replica's share of losses that do not depend on the rows, for example `sum(model.losses)`.
+    """Compute this replica's share of losses that do not depend on rows. An example is `sum(model.losses)`.
 
     Args:
         regularization_loss: A number, or several numbers to be added.
@@ -71,7 +74,7 @@ def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]
 
 
 def require_replica_code(name: str) -> ReplicaCode:
-    """Return the replica code that runs here; refuse a call from elsewhere, under the public name of the function."""
+    """The replica code that runs here. A call from elsewhere is refused, under the public name of the function."""
     code = get_current_code()
     if code is None:
         raise RuntimeError(

@@ -1,4 +1,7 @@
-"""A user function, compiled for the replicas, over the variables that it uses."""
+"""A user function compiled for the replicas.
+
+It is compiled over the variables that it uses.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from unisono._src.typing import AnyArray, Outputs, UserFunction
 
 
 class CompiledFunction:
-    """A user function on all replicas: a call with arguments runs it, and leaves the new state in the variables."""
+    """A user function on all replicas. A call runs it on arguments, and leaves the new state in the variables."""
 
     def __init__(
         self, name: str, function: UserFunction, template: ArgumentTemplate, strategy: ReplicaStrategy, eager: bool = False
     ) -> None:
-        """Take a function that is compiled at its first call, or never where it is `eager`."""
+        """Take a function. It is compiled at its first call, or never where it is `eager`."""
         self._call = UserCall(name, function, template, lambda: strategy.owned.layers)
         self._strategy = strategy
         self._eager = eager
@@ -64,7 +67,7 @@ class CompiledFunction:
         describe = step.describe_outputs(batch)
 
         def wrap_leaf(leaf: object) -> object:
-            """Return a `PerReplica` in place of an array that the function returned."""
+            """Wrap an array that the function returned in a `PerReplica`."""
             if not isinstance(leaf, OutputLeaf):
                 return leaf
             total = totals.get(str(leaf.place))
@@ -76,7 +79,7 @@ class CompiledFunction:
         return jax.tree.map(wrap_leaf, code.returned, is_leaf=lambda leaf: isinstance(leaf, OutputLeaf))
 
     def _mark_models_eager(self) -> None:
-        """Mark the models whose variables the function uses: their bits are not promised any more."""
+        """Mark the models whose variables the function uses. Their bits are not promised any more."""
         for model in self._strategy.owned.models:
             bond = find_bond(model)
             if bond is not None and any(id(v) in self.used for v in model.variables):
@@ -84,23 +87,25 @@ class CompiledFunction:
 
     @property
     def used(self) -> frozenset[int]:
-        """Return the ids of the variables that the function uses."""
+        """The ids of the variables that the function uses."""
         return frozenset(map(id, self._state.variables))
 
     @property
     def is_current(self) -> bool:
-        """Return whether all that the trace took as fixed is unchanged: what the function finds by its names, frozen variables, and the
-        settings of optimizers."""
+        """Whether all that the trace took as fixed is unchanged.
+
+        This is what the function finds by its names, frozen variables, and the settings of optimizers.
+        """
         assert self._compiled is not None
         return self._captured.is_unchanged and self._update_settings == read_update_settings(self._compiled.code.variables)
 
 
 def read_update_settings(variables: UsedVariables) -> list[object]:
-    """Return what decides, beside arrays, how weights are updated."""
+    """Read what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.non_trainable)]
     return [trained, *map(read_attributes, variables.optimizers)]
 
 
 def read_host_number(value: AnyArray) -> float | None:
-    """Return a number that is known without asking a device; None for every other value."""
+    """Read a number without asking a device. None for every other value."""
     return None if isinstance(value, jax.Array) or value.ndim else float(value)

@@ -65,7 +65,7 @@ def function(
 def function(
     fn: UserFunction | None = None, *, eager: bool = False, record: str | os.PathLike[str] | None = None
 ) -> UserFunction:
-    """Compile a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
+    """Compile a function that reads and assigns Keras variables. These are of models, optimizers, metrics and random state.
 
     Args:
         fn: A function. If it calls `strategy.run`, Python runs its lines each time, and its runs are compiled. If not, it is compiled as
@@ -149,7 +149,7 @@ class Function:
         return returned
 
     def __get__(self, instance: object | None, _: type | None = None) -> Callable[..., Outputs]:
-        """Return the function bound to an instance, where it is used as a method."""
+        """Bind the function to an instance, where it is a method."""
         return self if instance is None else functools.partial(self, instance)
 
     def _compile(self, arguments: RunArguments) -> TracedFunction:
@@ -180,7 +180,7 @@ class Function:
         return TracedFunction(variables, program, captured, holders, [])
 
     def _warn_of_changing_values(self, arguments: RunArguments) -> None:
-        """Warn once that numbers or objects, which the compiler takes as constants, change from call to call."""
+        """Warn once that constants change from call to call. The compiler takes numbers and objects as constants."""
         kind = arguments.template.structure, arguments.constant_shapes
         if count_event(self._values_of_kinds, kind) != REMADE:
             return
@@ -195,7 +195,10 @@ class Function:
         )
 
     def _find_changing_value(self, arguments: RunArguments) -> tuple[str, object]:
-        """Return the place and the value of the first argument in which this call differs from another one of its structure and shapes."""
+        """Find the first argument in which this call differs from another.
+
+        The other call has arguments of the same structure and shapes.
+        """
         mine = arguments.template
         other = next(
             template
@@ -205,7 +208,7 @@ class Function:
         return mine.find_difference(self._fn, other)
 
     def _warn_of_remade_functions(self, traced: TracedFunction) -> None:
-        """Warn once that a line makes the function again and again, and that each one is compiled."""
+        """Warn once that a line makes the function anew each time. Each one is compiled."""
         code = get_function_code(self._fn)
         if code is None or len(self._traced) > 1:
             return
@@ -217,7 +220,7 @@ class Function:
             )
 
     def _find_variables(self, call: Callable[[list[AnyArray]], Outputs], arrays: list[AnyArray]) -> list[keras.Variable]:
-        """Return the variables that the function reads or assigns. Layers and optimizers are built on the way."""
+        """Find the variables that the function reads or assigns. Layers and optimizers are built on the way."""
         known: dict[int, keras.Variable] = {}
         made: list[str] = []
         for _ in range(ROUNDS):
@@ -240,10 +243,10 @@ class Function:
 
 
 def is_host_only(thing: object) -> bool:
-    """Return whether only lines that Python runs can use the argument."""
+    """Whether only lines that Python runs can use the argument."""
     return is_replica_value(thing) or isinstance(thing, DistributedDataset | Iterator)
 
 
 def unwrap_variable(value: object) -> object:
-    """Return the array of a variable, and every other value as it is."""
+    """Unwrap a variable to its array. Every other value stays as it is."""
     return value.value if isinstance(value, keras.Variable) else value

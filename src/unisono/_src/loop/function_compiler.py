@@ -1,4 +1,7 @@
-"""The way from a user function to a step: its trace, the checks of the trace, and the variables that it uses."""
+"""Compile a user function to a step.
+
+It is traced, the trace is checked, and the variables that it uses are found.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +49,12 @@ from unisono._src.whole_batch import unwrap_batch
 
 
 class UserCall:
-    """A user function, called with arrays in the places that they have in its arguments."""
+    """A user function, called with arrays in its arguments' places."""
 
     def __init__(
         self, name: str, function: UserFunction, template: ArgumentTemplate, layers: Callable[[], Sequence[keras.Layer]]
     ) -> None:
-        """`layers` returns the layers that the function may call."""
+        """Keep the function. `layers` gives the layers that it may call."""
         self.name = name
         self._find_layers = layers
         self.function = function
@@ -60,11 +63,11 @@ class UserCall:
         """Whether Python has run the function since this was set to False."""
 
     def find_captures(self) -> list[Capture]:
-        """Return what the function captures, and what it finds in the objects among its arguments."""
+        """Find what the function captures. That includes what it finds in the objects among its arguments."""
         return self._template.find_captures(self.function)
 
     def __call__(self, batch: PyTree, constants: Sequence[Array]) -> Outputs:
-        """Call the function; `batch` is the rows, or (rows, carried values)."""
+        """Call the function. `batch` is the rows, or (rows, carried values)."""
         self.was_called = True
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         args, kwargs = self._template.fill(rows=unwrap_batch(rows), carried=carried, constants=constants)
@@ -79,7 +82,7 @@ class UserCall:
 
 
 class CompiledStep(NamedTuple):
-    """The step of a user function, and what its trace has told."""
+    """The step of a user function, and what its trace has shown."""
 
     step: LoopSteps
     code: UserStep
@@ -89,7 +92,7 @@ class CompiledStep(NamedTuple):
 
 
 class FunctionCompiler:
-    """The compilation of a user function for one kind of arguments, of which it sees the first."""
+    """The compilation of a user function for one kind of arguments. It sees the first such arguments."""
 
     def __init__(
         self, call: UserCall, arguments: RunArguments, batch: GlobalBatch, strategy: ReplicaStrategy, eager: bool
@@ -110,11 +113,14 @@ class FunctionCompiler:
         self._share_positions: frozenset[int] = frozenset()
         self._traces: dict[int, Provenance] = {}
         self._loss_shapes: dict[int, list[Shape]] = {}
-        """The shapes of losses for the replica's rows and for twice as many, where one of them is the same for both."""
+        """The shapes of losses for the replica's rows and for twice the rows, where one of them is the same for both."""
 
     @spare_old_objects()
     def compile(self) -> CompiledStep:
-        """Return the step; refuse a function that would silently train something else, and warn of one that may."""
+        """Compile the step, after checks.
+
+        A function that would silently train something else is refused; of one that may, it warns.
+        """
         strategy = self._strategy
         captures = self._call.find_captures()
         with name_array_in_errors(captures, self._replicas):
@@ -157,9 +163,10 @@ class FunctionCompiler:
         return CompiledStep(step, code, divisor_check, self._share_positions)
 
     def _discover(self, captures: list[Capture], call: bool) -> tuple[UsedVariables, Provenance | None]:
-        """Return the variables that the function uses, and its trace, in which mistakes were looked for.
+        """Find the function's variables, and trace and inspect it.
 
-        `call`: Python calls the function on the first replica's rows, since it cannot be traced. There is then no trace to return.
+        `call`: Python calls the function on the first replica's rows, since it cannot be traced. There is then no trace to
+        return.
         """
         batch = self._batch
         owned = self._strategy.owned
@@ -206,11 +213,11 @@ class FunctionCompiler:
         return variables, traces[-1] if traces else None
 
     def _read_rows(self) -> list[np.ndarray]:
-        """Return the rows of the first replica, for each array of the batch."""
+        """Read the first replica's rows of each array of the batch."""
         return [np.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in self._batch.leaves]
 
     def _trace_rows(self, rows: int) -> Provenance:
-        """Return a trace of the function, whose variables are known, on this number of rows."""
+        """Trace the function on this number of rows. Its variables are known."""
         if rows not in self._traces:
             metrics = self._strategy.owned.metrics
             others = next((shapes for other, shapes in self._loss_shapes.items() if other != rows), None)
@@ -219,7 +226,10 @@ class FunctionCompiler:
         return self._traces[rows]
 
     def _tell_numbers(self, sources: Provenance) -> Provenance:
-        """Return the trace; if a loss with axes in it is as large for twice the rows, the trace in which this loss is a number."""
+        """Choose the trace in which losses of fixed shape are numbers.
+
+        It is the given trace if no loss with axes has one size for any number of rows.
+        """
         gave = set(sources.list_noted("gave"))
         losses = [*sources.list_noted("vector"), *sources.list_noted("divided")]
         if not self._has_only_rows or all(loss in gave and get_shape(loss)[:1] == (self._rows,) for loss in losses):
@@ -236,12 +246,12 @@ class FunctionCompiler:
         return self._trace_rows(self._rows)
 
     def _check_losses(self, sources: Provenance) -> DivisorCheck:
-        """Return the check of what the function divides its losses by, as far as its trace tells that."""
+        """Build the check of the function's divisors. It knows them as far as the trace shows them."""
         if not self._has_only_rows:
             return DivisorCheck(self._call.name, self._replicas)
         both = compare_traces(sources, self._trace_rows, self._rows)
         parts = find_loss_parts(sources, both, self._rows, self._replicas)
-        if len(sources.gradient_scalings) == 1:  # of all gradients, so that the losses may as well be divided by it
+        if len(sources.gradient_scalings) == 1:  # it scales all gradients, which is the same as scaling the losses
             (scaling,) = sources.gradient_scalings
             parts = [part._replace(path=part.path.join(scaling)) for part in parts]
         if self._replicas > 1 and both is not None:

@@ -1,4 +1,7 @@
-"""`value_and_grad`: the loss of a function without arguments, and its gradients, in replica code and outside of it."""
+"""`value_and_grad`: a function's loss and its gradients.
+
+It works in replica code and outside of it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class GivenLoss(NamedTuple):
     values: Array
     weights: Array | None
     has_rows: bool
-    """Whether the values are of examples; else they are as many for any number of rows, and their sum is the loss."""
+    """Whether there is a value for each example. Else their number does not depend on the rows, and their sum is the loss."""
 
 
 class GradientScope(RecordingScope):
@@ -59,15 +62,15 @@ def value_and_grad(
 def value_and_grad(
     fn: Callable[[], PyTree], variables: Iterable[keras.Variable], has_aux: bool = False
 ) -> tuple[Array | tuple[Array, PyTree], list[Array]]:
-    """Call `fn` now, and return its loss and the gradients of the loss.
+    """Call `fn` now, and return its loss and the loss's gradients.
 
     What `fn` changes (moving statistics, metrics, random state) stays changed. In replica code the loss is best left to the
     engine: `fn` returns one value for each example, and the loss is then this replica's share of the mean over the global batch.
 
     Args:
-        fn: Returns one of: a value for each example, of which the mean is taken; (values, weights), of which the weighted mean
-            is taken; a number, which is taken as it is, and so is the sum of an array that is as long for any number of rows.
-            With `has_aux` it returns (one of these, anything else).
+        fn: Returns one of: a value for each example, and their mean is taken; (values, weights), and the weighted mean is taken;
+            a number, which is taken as it is; an array whose length does not depend on the rows, and its sum is taken. With
+            `has_aux` it returns (one of these, anything else).
         variables: The Keras variables, for example `model.trainable_variables`.
         has_aux: Whether `fn` returns something beside the loss.
 
@@ -107,7 +110,7 @@ def value_and_grad(
 
 
 def scale_loss(loss: Array, scaler: keras.optimizers.LossScaleOptimizer | None, code: ReplicaCode | None) -> Array:
-    """Return the loss as the optimizer scales it, unless user code has scaled it."""
+    """Scale the loss as the optimizer does. Where user code has scaled it, it stays as it is."""
     if scaler is None or code is None or code.scaled_by_user:
         return loss
     code.scales = True
@@ -118,7 +121,7 @@ def scale_loss(loss: Array, scaler: keras.optimizers.LossScaleOptimizer | None, 
 
 
 def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScaleOptimizer, code: ReplicaCode) -> list[Array]:
-    """Return the gradients without the loss scale. The optimizer, which removes the scale itself, gets the scaled gradients."""
+    """Remove the loss scale from gradients. The optimizer, which removes the scale itself, gets the scaled gradients."""
     scale = scaler.dynamic_scale.value
     without_scale = []
     for gradient in gradients:
@@ -128,7 +131,7 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
 
 
 def read_loss(code: ReplicaCode | None, returned: PyTree) -> GivenLoss:
-    """Return the loss that `fn` returned: of one row, with its axis."""
+    """Read the loss that `fn` returned. The axis of one row is put back."""
     values, weights = returned if isinstance(returned, tuple) else (returned, None)
     if code is None or not hasattr(values, "dtype"):
         return GivenLoss(values, weights, has_rows=ops.ndim(values) > 0)
@@ -137,7 +140,7 @@ def read_loss(code: ReplicaCode | None, returned: PyTree) -> GivenLoss:
 
 
 def note_loss(code: ReplicaCode | None, loss: GivenLoss) -> None:
-    """Note, in replica code, a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
+    """Note a loss in replica code. The code has scaled it by itself, or it is losses of examples, which the engine divides."""
     if code is None:
         return
     if loss.weights is not None:
@@ -153,7 +156,10 @@ BESIDE_LOSS = "If the second is no weight, write has_aux=True."
 
 
 def compute_loss_share(loss: GivenLoss, code: ReplicaCode | None, masks: list[Array]) -> Array:
-    """Return one number in float32: the loss, or this replica's share of the mean. `masks` are the masks of the losses in it."""
+    """Compute the loss, or this replica's share of the mean.
+
+    It is one number in float32. `masks` are the masks of the losses in it.
+    """
     values, weights, has_rows = loss
     if not has_rows:
         if weights is not None:
@@ -175,7 +181,7 @@ def compute_loss_share(loss: GivenLoss, code: ReplicaCode | None, masks: list[Ar
 
 
 def find_mask(values: Array, masks: list[Array]) -> Array | None:
-    """Return the only mask that fits the values, or the mask that Keras ties to them."""
+    """Find the only mask that fits the values, or Keras' own."""
     fitting = list({id(mask): mask for mask in masks if mask.shape == values.shape}.values())
     if len(fitting) > 1:
         raise ValueError(
@@ -186,7 +192,7 @@ def find_mask(values: Array, masks: list[Array]) -> Array | None:
 
 
 def split_returned(returned: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
-    """Return (loss, anything else), and refuse what is no loss."""
+    """Split what `fn` returned into (loss, anything else). What is no loss is refused."""
     if not has_aux:
         loss = returned
         aux = None
@@ -205,7 +211,7 @@ def split_returned(returned: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
 
 
 def list_gradient_variables(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-    """Return the variables as a list; refuse what is no variable, or has no gradient."""
+    """List the variables, and refuse what has no gradient."""
     if isinstance(variables, keras.Layer):
         raise TypeError(f"value_and_grad received the {type(variables).__name__} itself. Write its trainable_variables.")
     listed: list[keras.Variable] = [variables] if isinstance(variables, keras.Variable) else list(variables)

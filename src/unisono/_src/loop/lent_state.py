@@ -1,4 +1,7 @@
-"""The state of a user function between two runs: arrays that its step has made, and that Keras' variables hold meanwhile."""
+"""The state of a user function between two runs.
+
+Its step has made the arrays, and Keras' variables hold them meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from unisono._src.replica.protocol import State
 class LentState:
     """The variables of a function, which borrow arrays from its step.
 
-    A step writes the new state into the memory of the old one, so it must be the only owner of an array. It is the only one of an array
-    that it has made, until the array is handed out. Then the variable holds the array too, and so does whoever has read the variable and
+    A step writes the new state into the memory of the old one, so it must be the only owner of an array. It is the only owner of an
+    array that it has made, until the array is handed out. Then the variable holds the array too, and so does whoever has read the variable and
     kept what it read. References are counted before an array is handed out and when it comes back: if there is one more, the variable's,
     nobody else holds it. Where Python counts in another way, the counts differ, and the array is copied.
 
@@ -32,7 +35,7 @@ class LentState:
         self._counts: list[int] = []
 
     def take_back(self) -> State:
-        """Return the values of the variables in arrays that the step owns.
+        """Take back the variables' values, in arrays that the step owns.
 
         A value that comes from elsewhere, as from an initializer or an assignment, is copied: the step does not know who owns it. The copy
         goes into the variable at once, so that there are never two of all.
@@ -51,7 +54,7 @@ class LentState:
         return tuple([list(itertools.islice(values, size)) for size in self._sizes])
 
     def lend(self, state: State, is_whole: bool) -> None:
-        """Put the newest state of the step into the variables, as far as there is one.
+        """Put the newest state of the step into the variables. There may be none.
 
         `is_whole`: no error is on its way. The frames of an error may hold the arrays for a while, and would be counted.
         """

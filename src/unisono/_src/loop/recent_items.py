@@ -1,4 +1,7 @@
-"""A dict of bounded size, for what is compiled, and for counts of compilations."""
+"""A dict of bounded size.
+
+It is for what is compiled, and for counts of compilations.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ Value = TypeVar("Value")
 
 MOST_COUNTS = 1024
 REMADE = 3
-"""Compilations of one line of code, or for the same arrays, after which a warning says so: nobody means that many."""
+"""The number of compilations of one line of code, or for the same arrays, that is warned of: nobody means so many."""
 
 
 class RecentItems(collections.OrderedDict[Key, Value]):
-    """A dict that forgets the items that were set or moved to its end longest ago."""
+    """A dict that forgets its oldest items. An item is as old as when it was set, or moved to the end."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -28,6 +31,6 @@ class RecentItems(collections.OrderedDict[Key, Value]):
 
 
 def count_event(counts: RecentItems[Key, int], key: Key) -> int:
-    """Return how often this was called with the key, this call included."""
+    """Count the calls with the key, this one included."""
     counts[key] = counts.get(key, 0) + 1
     return counts[key]

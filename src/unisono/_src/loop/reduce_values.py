@@ -1,4 +1,7 @@
-"""Values of the replicas outside of replica code: their sum or mean, all of them in one array, or each of them."""
+"""Values of the replicas outside of replica code.
+
+Their sum or mean is taken, or they are gathered in one array, or split by replica.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from unisono._src.typing import Array, PyTree, UserObject
 
 
 class ReduceOp(enum.Enum):
-    """The ways in which `reduce` makes one value of the values of the replicas."""
+    """How `reduce` makes one value of the replicas' values."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
     def of(cls, op: object) -> ReduceOp:
-        """Return the operation of this name: a string, or a member of any enum, as of TensorFlow's."""
+        """Find the operation of this name. It is a string, or a member of any enum, as of TensorFlow's."""
         name = op.name if isinstance(op, enum.Enum) else op
         if isinstance(name, str) and name.upper() in cls.__members__:
             return cls[name.upper()]
@@ -31,8 +34,10 @@ class ReduceOp(enum.Enum):
 
 
 def split_by_replica(value: PyTree, placement: Placement) -> tuple[PyTree, ...]:
-    """Return the tree of each replica's values, in the order of the replicas, all on the lead device: JAX does not compute with arrays of
-    different devices."""
+    """Split a tree into one tree for each replica, in their order.
+
+    All are on the lead device: JAX does not compute with arrays of different devices.
+    """
     leaves, structure = jax.tree.flatten(value, is_leaf=is_replica_value)
     if not any(map(is_replica_value, leaves)):
         return (value,)
@@ -48,7 +53,7 @@ def split_by_replica(value: PyTree, placement: Placement) -> tuple[PyTree, ...]:
 
 
 def reduce_over_replicas(op: object, value: PyTree, axis: int | None, placement: Placement) -> PyTree:
-    """Return the tree with the sum or the mean of the replicas in place of each value."""
+    """Replace each value in a tree by the replicas' sum or mean."""
     operation = ReduceOp.of(op)
     if operation is ReduceOp.MEAN and placement.replicas > 1 and has_shares(value):
         warn_of_mean_of_shares(placement.replicas)
@@ -69,7 +74,7 @@ def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Pl
 
 
 def has_shares(value: PyTree) -> bool:
-    """Return whether a tree has replicas' shares of a loss in it."""
+    """Whether a tree has replicas' shares of a loss in it."""
     leaves = jax.tree.leaves(value, is_leaf=is_replica_value)
     return any(isinstance(leaf, PerReplica) and leaf.is_share for leaf in leaves)
 
@@ -83,12 +88,15 @@ def warn_of_mean_of_shares(replicas: int) -> None:
 
 
 def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, jax.Array]:
-    """Return the values of the replicas that have rows, on the lead device."""
+    """Put the values of replicas with rows on the lead device."""
     return {replica: jax.device_put(part, placement.lead) for replica, part in value.present.items()}
 
 
 def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
-    """Return (number of added values, sum): over replicas, in the order of the reduction tree, and over an axis if one is given."""
+    """Sum over replicas: (number of added values, sum).
+
+    The order is that of the reduction tree. An axis may be summed as well.
+    """
     count = len(parts)
     parts = {r: widen_integers(part) for r, part in parts.items()}
     if axis is not None:
@@ -115,22 +123,22 @@ def add_widened(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def widen_integers(array: jax.Array) -> jax.Array:
-    """Return bools and short integers in the dtype of their sums, and every other array as it is."""
+    """Convert bools and short integers to the dtype of their sums. Every other array stays as it is."""
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.sum(jnp.zeros(0, array.dtype)).dtype)
 
 
 def widen_half(array: jax.Array) -> jax.Array:
-    """Return an array of half precision in float32, and every other array as it is."""
+    """Convert half precision to float32. Every other array stays as it is."""
     return array.astype(jnp.float32) if is_half(array.dtype) else array
 
 
 def is_half(dtype: np.dtype) -> bool:
-    """Return whether sums are of another dtype than these floats."""
+    """Whether these floats are summed in another dtype."""
     return dtype in (jnp.float16, jnp.bfloat16)
 
 
 def reduce_host_value(op: ReduceOp, value: UserObject, replicas: int) -> UserObject:
-    """Return a value that is the same for every replica; refuse to add it over replicas."""
+    """Pass on a value that is the same for every replica. Its sum over replicas is refused."""
     if op is ReduceOp.MEAN or replicas == 1 or (np.ndim(value) == 0 and value == 0):
         return value
     raise ValueError(
@@ -140,7 +148,7 @@ def reduce_host_value(op: ReduceOp, value: UserObject, replicas: int) -> UserObj
 
 
 def gather_replicas(value: PyTree, axis: int, placement: Placement) -> PyTree:
-    """Return the tree with one array in place of each value: the values of all replicas, concatenated along the axis."""
+    """Replace each value by all replicas' values, concatenated along the axis."""
 
     def gather_leaf(leaf: UserObject) -> Array:
         if not is_replica_value(leaf):

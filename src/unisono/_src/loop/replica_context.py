@@ -1,4 +1,7 @@
-"""The context of a replica: its number, and the number of replicas, for replica code."""
+"""The context of a replica, for replica code.
+
+It has the replica's number, and the number of replicas.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Array:
-        """Return the replica's number, from 0, as a traced integer."""
+        """The replica's number, from 0, as a traced integer."""
         return self._code.replica
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Return R, the number of replicas."""
+        """R, the number of replicas."""
         return self._code.replicas
 
     def all_reduce(self, *_: object, **__: object) -> NoReturn:
-        """Refuse the call: nothing but the engine adds over replicas."""
+        """Refuse the call. Nothing but the engine adds over replicas."""
         raise RuntimeError(
             "Replica code cannot add over replicas by itself: replicas of one device run one after another. Return the value, and "
             'write strategy.reduce("SUM", value, axis=None) after strategy.run.'
@@ -35,7 +38,7 @@ class ReplicaContext:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the context of the replica whose code runs here; None outside of replica code.
+    """The context of the replica whose code runs here. None outside of replica code.
 
     Example:
         >>> get_replica_context() is None
@@ -46,7 +49,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Return whether this is not replica code.
+    """Whether this is not replica code.
 
     Example:
         >>> in_cross_replica_context()

@@ -1,4 +1,7 @@
-"""The arguments of `run`: arrays with a shard for each replica, arrays for all replicas, and values that the compiler knows."""
+"""The arguments of `run`.
+
+They are arrays with a shard for each replica, arrays for all replicas, and values that the compiler knows.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +58,14 @@ class ArgumentTemplate:
     leaves: tuple[ArrayLeaf | StaticLeaf, ...]
 
     def fill(self, **arrays: Sequence[UserObject]) -> tuple[tuple[UserObject, ...], Keywords]:
-        """Return (args, kwargs) with these arrays in their places."""
+        """Fill in arrays: (args, kwargs)."""
         leaves = [
             arrays[leaf.kind][leaf.place] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
         ]
         return jax.tree.unflatten(self.structure, leaves)
 
     def find_captures(self, function: UserFunction) -> list[Capture]:
-        """Return what a function captures, and what it finds in the objects among these arguments."""
+        """Find what a function captures. That includes what it finds in the objects among these arguments."""
         objects = [
             (describe_place(function, path), unwrap_same(leaf.value))
             for path, leaf in zip(self._list_paths(), self.leaves, strict=True)
@@ -71,7 +74,10 @@ class ArgumentTemplate:
         return find_captures(function, objects)
 
     def find_difference(self, function: UserFunction, other: ArgumentTemplate) -> tuple[str, object]:
-        """Return the place and the value of the first leaf that the compiler knows, and that is another one in a template of this structure."""
+        """Find the first static leaf that differs from another template's.
+
+        The result is its place and value. The templates have one structure.
+        """
         return next(
             (describe_place(function, path), unwrap_same(leaf.value))
             for path, leaf, their_leaf in zip(self._list_paths(), self.leaves, other.leaves, strict=True)
@@ -79,7 +85,7 @@ class ArgumentTemplate:
         )
 
     def _list_paths(self) -> list[KeyPath]:
-        """Return the places of the leaves."""
+        """List the places of the leaves."""
         paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.leaves))))
         return [path for path, _ in paths]
 
@@ -103,13 +109,13 @@ class RunArguments(NamedTuple):
         return tuple((array.shape, str(array.dtype)) for array in self.constants)
 
     def digest_numbers(self) -> int:
-        """Return a digest, of 31 bits, of the Python numbers, which the compiler knows and processes compare; 0 where there are none."""
+        """Digest the Python numbers to 31 bits. The compiler knows them, and processes compare them. 0 where there are none."""
         leaves = enumerate(self.template.leaves)
         numbers = [(place, leaf.value) for place, leaf in leaves if isinstance(leaf, StaticLeaf) and leaf.kind in NUMBER_TYPES]
         return zlib.crc32(repr(numbers).encode()) >> 1 if numbers else 0
 
     def find_global_batch(self, placement: Placement) -> GlobalBatch:
-        """Return the global batch; without one, the batch that the carried values were made of, or a row for each replica."""
+        """Find the global batch. Without one, it is the batch that the carried values were made of, or a row for each replica."""
         for value in [*self.rows, *self.carried]:
             if value.placement.replicas != placement.replicas:
                 raise ValueError(
@@ -133,7 +139,7 @@ class RunArguments(NamedTuple):
 
 
 def sort_arguments(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> RunArguments:
-    """Return the arguments of `run` sorted by what replicas get; refuse arrays that are not distributed."""
+    """Sort the arguments of `run` by what replicas get. Arrays that are not distributed are refused."""
 
     def choose_list(leaf: UserObject) -> str | None:
         if isinstance(leaf, Shards):
@@ -160,7 +166,7 @@ def sort_arguments(args: Iterable[UserObject], kwargs: Keywords, replicas: int) 
 def sort_leaves(
     leaves: Iterable[UserObject], structure: PyTreeDef, choose_list: Callable[[UserObject], str | None]
 ) -> RunArguments:
-    """Return the leaves sorted into the lists that are chosen for them; None stands for a leaf that the compiler knows."""
+    """Sort leaves into the lists that are chosen for them. None stands for a leaf that the compiler knows."""
     lists: dict[str, list[UserObject]] = {"rows": [], "carried": [], "constants": []}
     template: list[ArrayLeaf | StaticLeaf] = []
     for leaf in leaves:
@@ -174,7 +180,7 @@ def sort_leaves(
 
 
 def make_static_leaf(leaf: UserObject) -> StaticLeaf:
-    """Return the leaf by its value, or by its identity where it has no hash, as a list or a Keras variable."""
+    """Make a static leaf, by value or by identity. The identity is for what has no hash, such as a list or a Keras variable."""
     try:
         hash(leaf)
     except TypeError:
@@ -188,7 +194,7 @@ def as_constant(leaf: UserObject) -> AnyArray:
 
 
 def split_replicated(leaf: UserObject) -> PyTree:
-    """Return a `Replicated` tree as a tree of arrays that are each `Replicated`, and every other leaf as it is."""
+    """Split a `Replicated` tree into `Replicated` arrays. Every other leaf stays as it is."""
     return jax.tree.map(Replicated, leaf.value) if isinstance(leaf, Replicated) else leaf
 
 
@@ -197,7 +203,7 @@ def is_argument_leaf(thing: object) -> bool:
 
 
 class ArgumentLeaves:
-    """The leaves of the arguments of a function, as they are before the function is called."""
+    """The leaves of a function's arguments before it is called."""
 
     def __init__(self, function: UserFunction, arguments: tuple[tuple[UserObject, ...], Keywords]) -> None:
         self._function = function
@@ -205,7 +211,7 @@ class ArgumentLeaves:
         self._leaves, self._structure = jax.tree_util.tree_flatten_with_path(arguments)
 
     def refuse_changes(self) -> None:
-        """Refuse a function that has changed a list or a dict among its arguments: it got a copy, and the change would be lost."""
+        """Refuse changes of a list or a dict among the arguments. The function got a copy, and the change would be lost."""
         name = get_function_name(self._function)
         leaves, structure = jax.tree_util.tree_flatten_with_path(self._arguments)
         if structure != self._structure:
@@ -222,7 +228,7 @@ class ArgumentLeaves:
 
 
 def describe_place(function: UserFunction, path: KeyPath) -> str:
-    """Return the place of a leaf in the (args, kwargs) of a function, as the function would write it."""
+    """Describe the place of a leaf as the function would write it. `path` leads through (args, kwargs)."""
     argument = path[1]
     name = get_parameter_name(function, argument.idx) if isinstance(argument, SequenceKey) else str(argument.key)
     return f"{name}{jax.tree_util.keystr(path[2:])}"

@@ -1,4 +1,7 @@
-"""`strategy.run`: a function on every replica, compiled once for each function and kind of arguments."""
+"""`strategy.run`: a function on every replica.
+
+It is compiled once for each function and kind of arguments.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ MOST_FUNCTIONS = 64
 MOST_VARIANTS = 4
 """Compiled forms of one function, with other settings around it."""
 CHANGED = 8
-"""Compilations of one function, each because something has changed, after which a warning says so."""
+"""The number of compilations of one function that is warned of, where each follows a change around it."""
 
 
 class FunctionCache:
@@ -35,7 +38,7 @@ class FunctionCache:
         self._compilations: RecentItems[Hashable, int] = RecentItems(MOST_COUNTS)
 
     def __call__(self, function: UserFunction, args: Iterable[UserObject], kwargs: Keywords) -> Outputs:
-        """Run the function on every replica; compile it first, if no compiled form is current."""
+        """Run the function on every replica. It is compiled first, if no compiled form is current."""
         arguments = sort_arguments(args, kwargs, self._strategy.num_replicas_in_sync)
         eager = self._is_eager()
         key = make_function_key(function), eager, is_recording(), arguments.template, arguments.constant_shapes
@@ -52,8 +55,11 @@ class FunctionCache:
         return returned
 
     def _is_eager(self) -> bool:
-        """Return whether nothing is compiled: in `un.function(..., eager=True)`, under `jax.disable_jit`, and where a model of the strategy
-        has `run_eagerly=True`."""
+        """Whether nothing is compiled.
+
+        This is in `un.function(..., eager=True)`, under `jax.disable_jit`, and where a model of the strategy has
+        `run_eagerly=True`.
+        """
         return (
             execution_mode.is_eager()
             or tracing.is_jit_disabled()
@@ -61,8 +67,11 @@ class FunctionCache:
         )
 
     def _warn_of_recompilation(self, function: UserFunction, variables: frozenset[int], is_new: bool) -> None:
-        """Warn once of too many compilations, counted by code and variables: the step of another model is another function. Compilations
-        because something around the function has changed, as where layers are unfrozen in turn, may be more."""
+        """Warn once of too many compilations.
+
+        They are counted by code and variables: the step of another model is another function. More compilations are allowed where
+        something around the function has changed, as where layers are unfrozen in turn.
+        """
         code = get_function_code(function)
         most = REMADE if is_new else CHANGED
         if code is None:
@@ -82,8 +91,10 @@ class FunctionCache:
 
 
 def make_function_key(function: UserFunction) -> Hashable:
-    """Return a key that is equal for functions of the same code with the same objects around them: a lambda that is made anew for every
-    step is compiled once."""
+    """Build a key that is equal for functions of the same code.
+
+    The objects around them must be the same too. So a lambda that is made anew for every step is compiled once.
+    """
     if isinstance(function, types.MethodType):
         return make_function_key(function.__func__), IdentityKey(function.__self__)
     if isinstance(function, functools.partial):
@@ -97,12 +108,15 @@ def make_function_key(function: UserFunction) -> Hashable:
 
 
 def make_value_key(thing: object) -> Hashable:
-    """Return a key: numbers and texts by value, functions as above, and everything else by identity."""
+    """Build a key of a value.
+
+    It is by value for numbers and texts, as above for functions, and by identity for everything else.
+    """
     if thing is None or isinstance(thing, VALUE_TYPES):
         return make_exact_key(thing)
     return make_function_key(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else IdentityKey(thing)
 
 
 def is_recursive(function: types.FunctionType) -> bool:
-    """Return whether the function captures itself, or may do so."""
+    """Whether the function captures itself, or may do so."""
     return any(isinstance(read_cell(cell), types.FunctionType) for cell in function.__closure__ or ())

@@ -1,4 +1,7 @@
-"""Names of older Keras and TensorFlow programs that still mean the same, for code in a scope and for replica code."""
+"""Names of older Keras and TensorFlow programs that mean the same.
+
+They are for code in a scope and for replica code.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ REDUCTION = types.SimpleNamespace(NONE="none", SUM="sum", AUTO="sum_over_batch_s
 
 
 def add_reset_states(metric: keras.metrics.Metric) -> None:
-    """Give the metric `reset_states()`, which calls the `reset_state()` that the metric has at that time."""
+    """Give the metric `reset_states()`. It calls the `reset_state()` that the metric has at that time."""
     object.__setattr__(metric, "reset_states", functools.partial(operator.methodcaller("reset_state"), metric))
 
 
 class TensorFlowNames:
-    """A context, for any number of threads: inside it `keras.losses.Reduction` has its old names, and `array.numpy()` of a JAX array is
-    `np.asarray(array)`. A name that exists without it stays as it is. When the last thread leaves, the names are gone."""
+    """A context with old names, for any number of threads.
+
+    Inside it `keras.losses.Reduction` has its old names, and `array.numpy()` of a JAX array is `np.asarray(array)`. A name that
+    exists without it stays as it is. When the last thread leaves, the names are gone.
+    """
 
     def __init__(self) -> None:
         self._entered = 0
@@ -50,7 +56,10 @@ class TensorFlowNames:
 
 @functools.cache
 def find_array_class() -> type:
-    """Return the class of JAX's arrays, also in a trace, where most arrays are of another class. The first call starts JAX."""
+    """Find the class of JAX's arrays outside of traces.
+
+    Inside of a trace most arrays are of another class. The first call starts JAX.
+    """
     with jax.ensure_compile_time_eval():
         return type(jax.numpy.zeros(()))
 

@@ -22,7 +22,7 @@ class TracedFunction(NamedTuple):
 
     variables: list[keras.Variable]
     program: DeviceProgram
-    """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
+    """Maps (values of the variables, arguments that are arrays) to (what the function returns, new values by position)."""
     captured: CaptureSnapshot
     """What the program takes as fixed."""
     models_and_optimizers: list[keras.Model | keras.optimizers.Optimizer]
@@ -32,11 +32,11 @@ class TracedFunction(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Return whether all that the trace took as fixed is unchanged."""
+        """Whether all that the trace took as fixed is unchanged."""
         return self.captured.is_unchanged and self.settings == self.read_settings()
 
     def read_settings(self) -> list[object]:
-        """Return the settings as they are now; refuse settings that do nothing."""
+        """Read the settings as they are now. Settings that do nothing are refused."""
         read: list[object] = [[variable.trainable for variable in self.variables]]
         for holder in self.models_and_optimizers:
             for optimizer in list_optimizers(holder):
@@ -45,7 +45,7 @@ class TracedFunction(NamedTuple):
         return read
 
     def take_again(self) -> TracedFunction:
-        """Return the function with what is fixed now, after the trace."""
+        """Take again, after the trace, what is fixed now."""
         return self._replace(captured=self.captured.take_again(), settings=self.read_settings())
 
     def run(self, arrays: Sequence[AnyArray]) -> Outputs:
@@ -62,12 +62,15 @@ class TracedFunction(NamedTuple):
 def put_on_one_device(
     values: Sequence[AnyArray], arrays: Sequence[AnyArray]
 ) -> tuple[jax.Device, list[AnyArray], list[AnyArray]]:
-    """Return (device, values, arrays) on the device of the first of them that lies on one; JAX's default device where none does."""
+    """Put values and arrays on one device: (device, values, arrays).
+
+    It is the device of the first that lies on one; JAX's default device where none does.
+    """
     devices = (next(iter(array.devices())) for array in (*values, *arrays) if isinstance(array, jax.Array))
     device = next(devices, None) or next(iter(jax.device_put(0).devices()))
     return device, [move_array(value, device) for value in values], [move_array(array, device) for array in arrays]
 
 
 def move_array(array: AnyArray, device: jax.Device) -> AnyArray:
-    """Return an array that can be given to a program on the device."""
+    """Move an array so that a program on the device takes it."""
     return jax.device_put(array, device) if isinstance(array, jax.Array) and device not in array.devices() else array

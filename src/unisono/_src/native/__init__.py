@@ -1,1 +1,4 @@
-"""The kernels in C++: the library that fits this processor, and the calls of its kernels from traced programs."""
+"""The kernels in C++, and their calls from traced programs.
+
+`library` chooses the one that fits this processor.
+"""

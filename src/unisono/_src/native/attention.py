@@ -15,25 +15,25 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from unisono._src.typing import PyTree, Shape
 
 Distances: TypeAlias = tuple[int, ...]
-"""How far the elements of an array lie from each other in three dimensions of items, one of groups, of queries and of keys."""
+"""The strides of an array in three dimensions of items, and one each of groups, queries and keys."""
 
 NOWHERE: Distances = (0, 0, 0, 0, 0, 0)
 
 
 class AttentionLayout(NamedTuple):
-    """Where the elements of the arrays lie, and the numbers of an attention."""
+    """The layout of an attention's arrays, and its constants."""
 
     sizes: tuple[int, ...]
     """Three dimensions of items, groups, queries, keys, features of a query, features of a value."""
     distances: tuple[Distances, ...]
-    """Of queries, keys, values, two masks, bias and kept weights."""
+    """The strides of queries, keys, values, two masks, bias and kept weights."""
     scale: float
     fill: float
     """Replaces a score whose mask is false."""
     adds_fill: bool
     """Whether `fill` is added to such a score instead."""
     factor: float
-    """Of a weight."""
+    """Multiplies a weight."""
 
     @property
     def rows(self) -> int:
@@ -55,7 +55,10 @@ class AttentionLayout(NamedTuple):
 
 
 class AttentionArrays(NamedTuple):
-    """The operands of an attention. A row of features lies together; a mask, bias or kept weights that are not there are empty."""
+    """The operands of an attention.
+
+    The features of one item are contiguous. A mask, a bias or kept weights that are absent are empty arrays.
+    """
 
     queries: Array
     keys: Array
@@ -67,7 +70,7 @@ class AttentionArrays(NamedTuple):
 
 
 def compute_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
-    """Return, for each query, the mean of the values, weighted by the softmax of its scores. It has the queries' dimensions."""
+    """Compute attention: means of the values, weighted by the scores' softmax. The result has the queries' dimensions."""
     return cast(Array, compute_means(layout, arrays))
 
 
@@ -77,23 +80,23 @@ def compute_means(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
 
 
 def call_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Sequence[Array]:
-    """Return the means, and what the gradient needs of each row."""
+    """Compute the means, and two numbers a row for the gradient."""
     shape: Shape = (*arrays.queries.shape[:-1], layout.sizes[7])
     results = [jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2, layout.rows), jnp.float32)]
     return jax.ffi.ffi_call("unisono_attend", results)(*arrays, **layout.attributes)
 
 
 def attend_forward(layout: AttentionLayout, primals: Sequence[CustomVJPPrimal]) -> tuple[Array, tuple[Any, ...]]:
-    """Return the means, and what the gradient needs. Each operand comes with the word whether its gradient is asked for."""
+    """Compute the means, and the residuals of the gradient. Each operand comes with a flag: whether its gradient is asked for."""
     arrays = AttentionArrays(*(primal.value for primal in primals))
     out, numbers = call_attention(layout, arrays)
     is_bias_asked_for = primals[AttentionArrays._fields.index("bias")].perturbed
-    needs_bias = () if is_bias_asked_for else None  # JAX passes on arrays, and trees without any, but no truth
+    needs_bias = () if is_bias_asked_for else None  # JAX passes on arrays, and trees without any, but no bool
     return out, (arrays, numbers, needs_bias)
 
 
 def attend_backward(layout: AttentionLayout, residuals: tuple[Any, ...], by_out: Array | SymbolicZero) -> tuple[PyTree]:
-    """Return the gradients by the operands."""
+    """Compute the gradients by the operands."""
     arrays, numbers, needs_bias = residuals
     if isinstance(by_out, SymbolicZero):
         by_out = jnp.zeros(by_out.shape, jnp.float32)
@@ -109,6 +112,6 @@ compute_means.defvjp(attend_forward, attend_backward, symbolic_zeros=True)
 
 
 def sum_over_shared(by_scores: Array, layout: AttentionLayout, shape: Shape) -> Array:
-    """Return the gradient by a bias of this shape: the sum over all scores that share an element of it."""
+    """Compute the gradient by a bias of this shape. It sums over all scores that share an element of the bias."""
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1)
     return jnp.sum(by_scores.reshape(layout.sizes[:6]), shared, keepdims=True)

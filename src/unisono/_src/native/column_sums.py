@@ -1,6 +1,6 @@
-"""Calls of the kernels that sum over the rows of an array, for each column, in traced programs, with their gradients.
+"""Calls of the kernels that sum the columns of an array.
 
-Rows are all dimensions but the last one, which has the columns.
+They are for traced programs, and have gradients. The last dimension holds the columns; all others together are the rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from jax import Array
 
 
 def measure_columns(x: Array) -> tuple[Array, Array, Array]:
-    """Return the means of the columns, the variances, and what the means are too small by."""
+    """Measure the columns: means, variances, and the rounding errors of the means. An error is what a mean is too small by."""
     moments = jax.ffi.ffi_call("unisono_measure_columns", jax.ShapeDtypeStruct((3, x.shape[-1]), jnp.float32))(x)
     return moments[0], moments[1], moments[2]
 
 
 def add_up_columns(values: Array, x: Array) -> tuple[Array, Array]:
-    """Return the sums of the columns of an array, and of its products with another array."""
+    """Sum the columns of `values`, and of `values * x`."""
     sums = jax.ffi.ffi_call("unisono_sum_columns", jax.ShapeDtypeStruct((2, x.shape[-1]), jnp.float32))(values, x)
     return sums[0], sums[1]
 
@@ -28,7 +28,10 @@ def add_up_columns(values: Array, x: Array) -> tuple[Array, Array]:
 def add_up_gated_columns(
     values: Array, x: Array, scale: Array, offset: Array, low: float, high: float | None
 ) -> tuple[Array, Array]:
-    """Return the same of the values where `x * scale + offset` is above `low` and, if there is a `high`, below it."""
+    """Sum the same columns, of values within bounds alone.
+
+    They count where `x * scale + offset` is above `low` and, if there is a `high`, below it.
+    """
     call = jax.ffi.ffi_call("unisono_sum_gated_columns", jax.ShapeDtypeStruct((2, x.shape[-1]), jnp.float32))
     bounds = {"low": np.float32(low), "high": np.float32(np.nan if high is None else high)}
     sums = call(values, x, scale, offset, **bounds)
@@ -36,13 +39,13 @@ def add_up_gated_columns(
 
 
 def count_summed(x: Array) -> int:
-    """Return how many elements a column has."""
+    """The number of elements in a column."""
     return x.size // x.shape[-1]
 
 
 @jax.custom_vjp
 def find_means(x: Array) -> Array:
-    """Return the means of the columns."""
+    """The means of the columns."""
     return measure_columns(x)[0]
 
 
@@ -59,7 +62,7 @@ find_means.defvjp(find_means_forward, find_means_backward)
 
 @jax.custom_vjp
 def find_variances(x: Array) -> Array:
-    """Return the variances of the columns."""
+    """The variances of the columns."""
     return measure_columns(x)[1]
 
 
@@ -69,9 +72,10 @@ def find_variances_forward(x: Array) -> tuple[Array, tuple[Array, Array, Array]]
 
 
 def find_variances_backward(residuals: tuple[Array, Array, Array], by_variances: Array) -> tuple[Array]:
-    """Return the gradient by the array. The means, which depend on it as well, add nothing: differences from them add up to zero.
+    """Compute the gradient by the array.
 
-    So they do in float32 with the rest of the means alone.
+    The means depend on the array as well, but add nothing: differences from a mean sum to zero. In float32 they do so only after
+    the rounding error of the mean is subtracted too.
     """
     x, means, rests = residuals
     return (((x - means) - rests) * (by_variances * (2 / count_summed(x))),)
@@ -82,7 +86,7 @@ find_variances.defvjp(find_variances_forward, find_variances_backward)
 
 @jax.custom_vjp
 def scale_columns(x: Array, scale: Array, offset: Array) -> Array:
-    """Return `x * scale + offset`, where both have a number for each column."""
+    """Compute `x * scale + offset`, with two numbers a column."""
     return x * scale + offset
 
 
@@ -101,7 +105,7 @@ scale_columns.defvjp(scale_columns_forward, scale_columns_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def scale_and_clip_columns(low: float, high: float | None, x: Array, scale: Array, offset: Array) -> Array:
-    """Return `x * scale + offset`, but at least `low`, and at most `high`, if there is one.
+    """Compute `x * scale + offset`, clipped to the bounds.
 
     The gradient is that of `jax.nn.relu` and `jax.nn.relu6`: zero at the bounds.
     """
@@ -117,7 +121,7 @@ def scale_and_clip_columns_forward(
 def scale_and_clip_columns_backward(
     low: float, high: float | None, residuals: tuple[Array, Array, Array], by_result: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the gradients. Which elements lie between the bounds is computed again, from what is read anyway."""
+    """Compute the gradients. The mask of the open elements is computed again, from arrays that are read anyway."""
     x, scale, offset = residuals
     by_offset, by_scale = add_up_gated_columns(by_result, x, scale, offset, low, high)
     y = x * scale + offset

@@ -1,4 +1,7 @@
-"""The calls of the kernels that digest arrays (`digest.py` says what a digest is)."""
+"""The calls of the kernels that digest arrays.
+
+`digest.py` says what a digest is.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from unisono._src.native.library import load_in_use
 
 
 def call_digest(arrays: Sequence[Array], parts: Sequence[tuple[int, int, int]]) -> Array:
-    """Return the digests (part, lane) of parts of arrays, each given as (array, first element, elements)."""
+    """Digest parts of arrays, each given as (array, first element, elements). The result is (part, lane)."""
     result = jax.ShapeDtypeStruct((len(parts), 2), np.uint32)
     numbers = np.array(parts, np.int64).reshape(-1)
     return jax.ffi.ffi_call("unisono_digest_parts", result)(*arrays, parts=numbers)
 
 
 def call_digest_on_host(array: np.ndarray, first: int) -> tuple[int, int] | None:
-    """Return the digest of an array of NumPy in C order, whose words are those from `first` on of a larger array.
+    """Digest a NumPy array in C order. None where there are no native kernels.
 
-    None where there are no native kernels.
+    Its words count as those from `first` on of a larger array.
     """
     library = load_in_use()
     if library is None:

@@ -1,4 +1,4 @@
-"""The call of the kernel that changes nothing: XLA has the array in memory there."""
+"""The kernel call that changes nothing, and makes XLA store its operand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from jax import Array
 
 
 def keep_array(x: Array) -> Array:
-    """Return x, float32. XLA cannot compute it again for each reader, nor in the form in which it is read."""
+    """Keep a float32 array in memory. XLA can neither compute it again for each reader, nor change its layout to suit one."""
     call = jax.ffi.ffi_call("unisono_keep_array", jax.ShapeDtypeStruct(x.shape, x.dtype), input_output_aliases={0: 0})
     return call(x)

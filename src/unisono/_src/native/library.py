@@ -1,7 +1,7 @@
-"""The library of kernels that this process uses: which one, or why none.
+"""The library of kernels that this process uses, or why none.
 
-The libraries lie beside this file if they could be compiled when Unisono was installed: one for each level of the processor's instructions.
-The bits of a result depend on the library, so a run's facts hold its level and its build.
+The libraries lie beside this file if they could be compiled when Unisono was installed: one for each level of the processor's
+instructions. The bits of a result depend on the library, so a run's facts hold its level and its build.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Kernels(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Return what a run's bits depend on."""
+        """The facts about kernels that a run's bits depend on."""
         return f"{NATIVE} {self.level}, build {self.build}" if self.level else "XLA's"
 
 
 @functools.cache
 def load_kernels() -> Kernels:
-    """Return the kernels of this process: at first use their library is loaded and made known to XLA."""
+    """The kernels of this process. The first call loads their library and registers it with XLA."""
     try:
         level = choose_level()
         return register_library(level, load_library(level))
@@ -92,7 +92,7 @@ def load_kernels() -> Kernels:
 
 @functools.cache
 def load_in_use() -> ctypes.CDLL | None:
-    """Return the library of the kernels in use; None where there are none."""
+    """The library of the kernels in use. None where there are none."""
     level = load_kernels().level
     return None if level is None else load_library(level)
 
@@ -102,7 +102,7 @@ class KernelsUnavailableError(Exception):
 
 
 def choose_level() -> str:
-    """Return the best level of this processor for which there is a library, or the level that the user has chosen."""
+    """Choose the best level of this processor, or the user's choice. Only levels with a library count."""
     chosen = os.environ.get(SWITCH, "1")
     if chosen == "0":
         raise KernelsUnavailableError(f"{SWITCH}=0")
@@ -134,7 +134,7 @@ def load_library(level: str) -> ctypes.CDLL:
 
 
 def register_library(level: str, library: ctypes.CDLL) -> Kernels:
-    """Make the kernels of a library known to XLA, if both speak the same version of its interface."""
+    """Register the kernels of a library with XLA. Both must have the same version of XLA's interface."""
     ours = library.unisono_ffi_major(), library.unisono_ffi_minor()
     theirs = read_interface_version()
     if ours[0] != theirs[0] or ours[1] > theirs[1]:
@@ -147,7 +147,7 @@ def register_library(level: str, library: ctypes.CDLL) -> Kernels:
 
 
 def read_interface_version() -> tuple[int, int]:
-    """Return the version of XLA's interface for kernels in the installed jaxlib."""
+    """Read the version of XLA's kernel interface from the installed jaxlib."""
     header = pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h"
     major, minor = re.findall(r"^#define XLA_FFI_API_M(?:AJ|IN)OR (\d+)", header.read_text(), re.MULTILINE)
     return int(major), int(minor)

@@ -1,4 +1,7 @@
-"""Calls of the kernels that normalize rows by their mean and their variance, in traced programs, with their gradient."""
+"""Calls of the kernels for layer normalization, with their gradient.
+
+They normalize each row of a traced array by its mean and variance.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from jax import Array
 
 
 def normalize_rows(x: Array, scale: Array, offset: Array, epsilon: float) -> Array:
-    """Return rows along the last axis less their mean, over their deviation, times `scale`, plus `offset`: two vectors."""
+    """Normalize along the last axis, then multiply by `scale` and add `offset`. Both are vectors."""
     return cast(Array, compute_rows(epsilon, x, scale, offset))
 
 
@@ -23,7 +26,7 @@ def compute_rows(epsilon: float, x: Array, scale: Array, offset: Array) -> Array
 
 
 def call_normalization(epsilon: float, x: Array, scale: Array, offset: Array) -> Sequence[Array]:
-    """Return the rows, and two numbers of each, which the gradient needs."""
+    """Compute the normalized rows, and two numbers a row for the gradient."""
     results = [jax.ShapeDtypeStruct(x.shape, jnp.float32), jax.ShapeDtypeStruct((x.size // x.shape[-1], 2), jnp.float32)]
     return jax.ffi.ffi_call("unisono_normalize_rows", results)(x, scale, offset, epsilon=np.float32(epsilon))
 
@@ -34,7 +37,7 @@ def normalize_forward(epsilon: float, x: Array, scale: Array, offset: Array) -> 
 
 
 def normalize_backward(_: float, residuals: tuple[Array, ...], by_y: Array) -> tuple[Array, ...]:
-    """Return the gradients by the rows, the scale and the offset."""
+    """Compute the gradients by the rows, the scale and the offset."""
     x, scale, numbers = residuals
     results = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (x, scale, scale)]
     return tuple(jax.ffi.ffi_call("unisono_normalize_rows_gradient", results)(x, scale, numbers, by_y))

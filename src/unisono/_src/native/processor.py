@@ -11,9 +11,9 @@ INSTRUCTIONS = ("flags", "Features")
 
 
 def read_cores() -> list[dict[str, str]]:
-    """Return the description of each core, by name; nothing where the system does not tell.
+    """Read the description of each core, by name. It is empty where the system gives none.
 
-    A part that tells no instructions is no core: on some Arm machines the last part is about the board.
+    A part without instructions is no core: on some Arm machines the last part is about the board.
     """
     try:
         text = CPUINFO.read_text()
@@ -24,7 +24,7 @@ def read_cores() -> list[dict[str, str]]:
 
 
 def parse_core(lines: str) -> dict[str, str]:
-    """Return the description of one core, by name.
+    """Parse the description of one core, by name.
 
     >>> parse_core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
     {'model': '17', 'flags': 'fpu avx2'}
@@ -34,11 +34,11 @@ def parse_core(lines: str) -> dict[str, str]:
 
 
 def get_instructions(core: dict[str, str]) -> str:
-    """Return the names of a core's instructions, in Linux's order; "" where it tells none."""
+    """The names of a core's instructions, in Linux's order. Empty where it gives none."""
     return next((core[name] for name in INSTRUCTIONS if core.get(name)), "")
 
 
 def list_common_instructions() -> set[str]:
-    """Return the instructions that all cores have; nothing where the system does not tell."""
+    """List the instructions that all cores have. The set is empty where the system gives none."""
     cores = read_cores()
     return set.intersection(*(set(get_instructions(core).split()) for core in cores)) if cores else set()

@@ -1,4 +1,4 @@
-"""The call of the native function that copies chosen rows of an array on the host."""
+"""The call of the native function that copies rows on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from unisono._src.native.library import load_in_use
 
 
 def copy_rows(array: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> bool:
-    """Write chosen rows of an array into another, past the caches, and return True; return False where there are no native kernels.
+    """Copy chosen rows of an array into another, past the caches.
+
+    Returns False where there are no native kernels, and then copies nothing.
 
     Args:
         array: In C order.

@@ -1,6 +1,7 @@
-"""Calls of the kernel that runs a loop over steps, a piece of rows at a time, and the program of instructions that it runs.
+"""Calls of the kernel that runs a loop over steps.
 
-The words for operations and for places are those of `native/row_loop.cc`, in the same order: their numbers are what the kernel reads.
+It runs a program of instructions, for some rows at a time. The words for operations and for places are those of
+`native/row_loop.cc`, in the same order: their numbers are what the kernel reads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Address(NamedTuple):
     kind: str = "number"
     number: int = 0
     offset: int = 0
-    """In a row."""
+    """The first element in a row."""
     is_number: bool = False
     """Whether one element is read for the whole row."""
 
@@ -41,7 +42,7 @@ NOTHING = Address()
 
 
 class Matrix(NamedTuple):
-    """The right operand of a product."""
+    """The right operand of a matmul."""
 
     number: int
     depth: int
@@ -71,13 +72,13 @@ class RowProgram(NamedTuple):
     instructions: Sequence[Instruction]
     numbers: Sequence[float]
     transposed: Sequence[bool]
-    """Of each matrix."""
+    """Whether each matrix is transposed."""
     kept_widths: Sequence[int]
     local_widths: Sequence[int]
 
 
 class LoopArrays(NamedTuple):
-    """The arrays that a loop reads, by the way in which it reads them."""
+    """The arrays that a loop reads, by kind of access."""
 
     carries: Sequence[Array]
     places: Sequence[Array]
@@ -89,7 +90,7 @@ class LoopArrays(NamedTuple):
 def call_row_loop(
     program: RowProgram, steps: int, is_reversed: bool, arrays: LoopArrays, results: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
-    """Return the carries after the last step, and the results of all steps."""
+    """Run the loop. The results are the last carries, then the results of all steps."""
     lasts = [jax.ShapeDtypeStruct(carry.shape, carry.dtype) for carry in arrays.carries]
     counts = [*map(len, arrays), len(results)]
     call = jax.ffi.ffi_call("unisono_run_row_loop", [*lasts, *results])

@@ -1,4 +1,4 @@
-"""The call that asks for large pages for the memory of a step."""
+"""The kernel call that asks for large pages for a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from jax import Array
 
 
 def open_step_memory(numbers: Array) -> Array:
-    """Return the numbers, int32, which a step cannot begin without: when they are there, the step's memory has large pages.
+    """Ask for large pages for a step's memory, and return `numbers` (int32).
+
+    A step cannot begin without these numbers, so the pages come first.
 
     XLA asks for this memory in each call, and Linux clears it page by page when it is first written.
     """

@@ -1,4 +1,7 @@
-"""The analysis of a step: the kind of each value, and where each equation is computed."""
+"""The analysis of a step: the kind of each value.
+
+It also says where each equation is computed.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,32 @@ from unisono._src.phases.rules.loops import apply_rule
 from unisono._src.phases.twins import Equation, Twins, has_same_literals
 
 IsLocal: TypeAlias = Callable[[str], bool]
-"""Says of the scopes of an equation whether it is in a layer that normalizes the rows of its replica by themselves."""
+"""Whether an equation with these scopes is in a layer that normalizes the rows of each replica by themselves."""
 
 
 class Analysis:
-    """What a step's program says of each of its values."""
+    """What is known of each value of a step."""
 
     def __init__(self, twins: Twins, inputs: Sequence[Kind], shards: int, is_local: IsLocal = is_in_layer) -> None:
-        """`inputs` are the kinds of the inputs, `shards` is the number of the shards that have rows."""
+        """Classify all values and equations.
+
+        Args:
+            twins: The step's traces for the whole batch and for a shard.
+            inputs: The kinds of the inputs.
+            shards: The number of shards that have rows.
+            is_local: Whether scopes are those of a layer that normalizes the rows of its replica by themselves.
+        """
         self.twins = twins
         self._shards = shards
         self._is_local = is_local
         self.kinds: dict[core.Var, Kind] = dict.fromkeys(twins.constants, Everywhere())
         self.kinds |= zip(twins.inputs, inputs, strict=True)
         self.own_parts: dict[core.Var, Planned] = {}
-        """Values that are the same everywhere and grow with the rows, of which shards can compute their part by themselves."""
+        """Values that are the same everywhere and grow with the rows. Shards can compute their own parts of them."""
         self.left: dict[core.Var, bool] = {}
-        """A replica's own values that are read outside of its layer: whether their parts are added. Else they are averaged by rows."""
+        """Whether parts are added, of a replica's own values that are read outside of its layer. Else they are averaged by rows."""
         self.totals: set[core.Var] = set()
-        """Cotangents of all rows in layers that see the whole batch in a replica's code, of which the replica takes its share by rows."""
+        """Cotangents of all rows in layers that see the whole batch in replica code. A replica takes its share of them by rows."""
         self.gathered: dict[core.Var, Equation] = {}
         """Rows that are gathered, and the first equation that wants them so."""
         self._stays_local = find_local_reductions(twins, is_local)
@@ -51,7 +61,7 @@ class Analysis:
         self.phases = self._count_phases()
 
     def _count_phases(self) -> int:
-        """Return how many phases the outputs take: the largest level of what they are made of, and one more for what stays in the shards."""
+        """Count the phases that the outputs take. It is their largest level, and one more for what stays in the shards."""
         read = set(list_variables(self.twins.outputs))
         for planned in reversed(self.plan):
             if not read.isdisjoint(planned.equation.whole.outvars):
@@ -63,14 +73,17 @@ class Analysis:
         return max([1, *in_shards, *(kind.level for kind in kinds if isinstance(kind, Everywhere))])
 
     def list_in_shards(self) -> set[int]:
-        """Return the ids of the equations, as traced for the whole batch, that shards compute."""
+        """List the ids of the equations that shards compute. They are those of the whole batch's trace."""
         return {id(planned.equation.whole) for planned in (*self.plan, *self.own_parts.values()) if planned.in_shards}
 
     def kind_of(self, atom: Atom) -> Kind:
         return Everywhere() if isinstance(atom, core.Literal) else self.kinds[atom]
 
     def _leave(self, atom: Atom) -> Kind:
-        """Return the kind of a replica's own value outside of its layer: cotangents are parts of a sum, statistics are averaged."""
+        """Note that a replica's own value is read outside of its layer.
+
+        Cotangents are parts of a sum there; statistics are averaged.
+        """
         assert isinstance(atom, core.Var)  # a literal is no replica's own
         self.left[atom] = atom in self._made_by and "transpose" in self._made_by[atom].layer
         return Everywhere(self.kinds[atom].level + 1)
@@ -88,7 +101,7 @@ class Analysis:
         return planned
 
     def _plan_in_replica(self, equation: Equation) -> Planned:
-        """Plan an equation that each replica computes as traced for its rows: nothing is merged but what is marked as a sum."""
+        """Plan an equation that each replica computes as traced for its rows. Nothing is merged but what is marked as a sum."""
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
         level = max((kind.level for kind in kinds), default=0)
         (first, *_) = equation.whole.outvars
@@ -112,7 +125,10 @@ class Analysis:
         return Planned(equation, True, layouts, [None] * len(equation.whole.outvars), True, True)
 
     def _plan_in_batch(self, equation: Equation) -> Planned:
-        """Plan an equation of the whole batch: a reduction over rows is a merge, but in layers whose statistics are a replica's own."""
+        """Plan an equation of the whole batch.
+
+        A reduction over rows is a merge, except in layers whose statistics are a replica's own.
+        """
         counts_batch = sees_batch(equation.layer)
         inside = counts_batch or self._is_local(equation.layer)
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
@@ -146,14 +162,15 @@ class Analysis:
         return Planned(equation, True, layouts, merges, inside, has_local and not counts_batch)
 
     def _plan_effect(self, equation: Equation, kinds: Sequence[Kind]) -> Planned:
-        """Plan an equation that makes nothing, as a print: of rows in the shards, of other values once."""
+        """Plan an equation without results, such as a print. Of rows it runs in the shards, of other values once."""
         layouts = self._place_operands(equation, kinds) if any(isinstance(kind, Rows) for kind in kinds) else None
         return self._plan_gathered(equation, kinds) if layouts is None else Planned(equation, True, layouts)
 
     def _place_operands(self, equation: Equation, kinds: Sequence[Kind]) -> list[Layout | None] | None:
-        """Return where the operands have rows. What is the same everywhere and grows has them as the rows that it meets.
+        """Find the layouts of the operands' rows.
 
-        None where an operand grows along several axes, or in steps of its own.
+        A value that is the same everywhere, and grows with the rows, takes the layout of the rows that it meets. None where an
+        operand grows along several axes, or in steps of its own.
         """
         rows = [kind.layout for kind in kinds if isinstance(kind, Rows)]
         layouts: list[Layout | None] = []
@@ -171,7 +188,7 @@ class Analysis:
         return layouts
 
     def _find_layout(self, atom: Atom, axis: int, rows: Sequence[Layout]) -> Layout:
-        """Return the layout by which shards take their part of a value that is the same everywhere."""
+        """Find the layout by which shards slice a whole value."""
         per_row = get_shape(atom)[axis] // self.twins.rows
         same = [layout for layout in rows if layout.per_row == per_row]
         return same[0].at(axis) if same else Layout(axis, 1, per_row)
@@ -182,7 +199,7 @@ class Analysis:
         return Planned(equation, False)
 
     def _note_own_part(self, equation: Equation) -> None:
-        """Note that shards can compute their part of what an equation makes, where each part is made of parts."""
+        """Note a value whose part each shard can compute itself. Each part is then made of parts."""
         (variable, *others) = equation.whole.outvars
         growing = self.twins.find_growing(variable)
         if others or len(growing) != 1 or not self.twins.fits(variable, Layout(growing[0])):
@@ -202,7 +219,7 @@ class Analysis:
             self.own_parts[variable] = Planned(equation, True, layouts, [None])
 
     def _plan_local(self, equation: Equation, level: int, counts_locally: bool) -> Planned:
-        """Plan an equation on a replica's own values, or on its number of rows."""
+        """Plan an equation on a replica's own values or row count."""
         for variable in equation.whole.outvars:
             growing = self.twins.find_growing(variable)
             layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // self.twins.rows) if growing else None
@@ -211,7 +228,7 @@ class Analysis:
         return Planned(equation, True, layouts or (), [None] * len(equation.whole.outvars), True, counts_locally)
 
     def _plan_gathered(self, equation: Equation, kinds: Sequence[Kind]) -> Planned:
-        """Plan an equation without a rule: on all rows, as traced for the whole batch. It waits for the exchange of its rows alone."""
+        """Plan an equation without a rule: on all rows, gathered. It waits for the exchange of its rows alone."""
         for atom, kind in zip(equation.whole.invars, kinds, strict=True):
             if isinstance(kind, Rows):
                 assert isinstance(atom, core.Var)  # a literal has no rows
@@ -224,7 +241,7 @@ class Analysis:
 
 
 def sum_literals(equation: Equation, shards: int) -> Equation:
-    """Return a mark on the sum of what a literal is in each shard: a number, or a count of rows."""
+    """Replace a summed literal by its sum over the shards. A literal is a constant, or a count of rows."""
     (whole,), (own,) = equation.whole.invars, equation.shard.invars
     assert isinstance(whole, core.Literal)
     assert isinstance(own, core.Literal)
@@ -235,8 +252,11 @@ def sum_literals(equation: Equation, shards: int) -> Equation:
 
 
 def find_local_reductions(twins: Twins, is_local: IsLocal) -> set[int]:
-    """Return the ids of the reductions that a replica keeps: in layers of its own, those that flow back into rows of these layers; in layers
-    that see the whole batch in a replica's code, those that do not, as gradients of weights, which replicas add up."""
+    """Find the ids of the reductions that a replica keeps to itself.
+
+    In layers of its own, these are the reductions that flow back into rows of the layers. In layers that see the whole batch in a
+    replica's code, they are those that do not: gradients of weights, which replicas add up.
+    """
     reaches_rows: dict[Atom, bool] = {}
     found: set[int] = set()
     for equation in reversed(twins.equations):

@@ -1,4 +1,4 @@
-"""How parts become one value: in the order of the tree, over shards."""
+"""Combine the parts of shards, in the order of the tree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATIONS: dict[str, Combine] = {
 
 
 def make_identity(operation: str, like: Array) -> Array:
-    """Return what changes no value by the operation, in the shape of an array."""
+    """Build the operation's identity element, in the shape of an array."""
     if operation in ("sum", "or", "xor"):
         return jnp.zeros_like(like)
     if operation == "product":
@@ -44,21 +44,21 @@ def make_identity(operation: str, like: Array) -> Array:
 
 
 def combine(operation: str, parts: Sequence[Array]) -> Array:
-    """Return the parts of all shards as one value, in the order of the tree."""
+    """Combine the parts of all shards, in the order of the tree."""
     total = sum_tree(range(len(parts)), lambda span: len(span) == 1, lambda span: parts[span.start], OPERATIONS[operation])
     assert total is not None  # there is a part
     return total
 
 
 def widen(part: Array) -> Array:
-    """Return a part of a sum as it is added: half precision in float32, truth values as whole numbers."""
+    """Convert a part of a sum to the dtype of additions. Half precision becomes float32, booleans become int32."""
     if jnp.issubdtype(part.dtype, jnp.floating) and part.dtype.itemsize < 4:
         return part.astype(jnp.float32)
     return part.astype(jnp.int32) if part.dtype == jnp.bool_ else part
 
 
 def to_words(part: Array) -> Array:
-    """Return an array as whole numbers that have its bits. Keys of random numbers get an axis of words."""
+    """Convert an array to unsigned integers with the same bits. Keys of random numbers get an axis of words."""
     if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(part)
     if part.dtype == jnp.bool_:
@@ -69,7 +69,7 @@ def to_words(part: Array) -> Array:
 
 
 def from_words(words: Array, like: ShapedArray) -> Array:
-    """Return the array that `to_words` was given, which had the dtype of `like`."""
+    """Invert `to_words`. The array had the dtype of `like`."""
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return wrap_key_data(words, impl="threefry2x32")
     if like.dtype == jnp.bool_:
@@ -81,7 +81,7 @@ def from_words(words: Array, like: ShapedArray) -> Array:
 
 
 def put_part(part: Array, layout: Layout, rows: int, start: Array) -> Array:
-    """Return zeros for all rows of a batch, with a shard's part at its place."""
+    """Put a shard's part at its place among zeros for all rows."""
     axis, shape = layout.axis, part.shape
     blocks = part.reshape(*shape[:axis], layout.outer, -1, layout.inner, *shape[axis + 1 :])
     whole = jnp.zeros((*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :]), part.dtype)

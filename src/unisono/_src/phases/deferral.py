@@ -1,6 +1,7 @@
-"""Merges behind linear operations: parts of a sum are moved, converted and added to other parts before the shards hand them on.
+"""Move merges behind linear operations.
 
-A gradient is transposed where it is computed, so that kernels bring it into this form, and two parts of one gradient are one contribution.
+Parts of a sum are moved, converted and added to other parts before the shards hand them on. A gradient is transposed where it is
+computed, so that kernels bring it into this form, and two parts of one gradient are one contribution.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ SUMS = frozenset(["add", "add_any"])
 
 
 def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Kind]) -> list[Planned]:
-    """Return the plan with merges behind linear operations on what nothing else reads; the kinds become those of this plan."""
+    """Move merges behind linear operations whose operands nothing else reads. The kinds are updated to this plan."""
     read = list_variables([*(atom for planned in plan for atom in planned.equation.whole.invars), *twins.outputs])
     times_read = collections.Counter(read)
     is_output = set(list_variables(twins.outputs))
     made_at: dict[core.Var, int] = {}
-    """For each value that is a sum of parts, read once: the place in the plan that merges it."""
+    """The position in the plan that merges a value, for each sum of parts that is read once."""
     deferred: list[Planned] = []
     for place, planned in enumerate(plan):
         operands = planned.equation.whole.invars
@@ -52,7 +53,7 @@ def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Ki
 
 
 def is_linear(equation: Equation) -> bool:
-    """Return whether parts may go through an equation before they are added up. A conversion must not round each of them."""
+    """Whether parts may go through an equation before they are added up. A conversion must not round each of them."""
     operands, results = equation.whole.invars, equation.whole.outvars
     if equation.name == "convert_element_type":
         return np.can_cast(get_dtype(operands[0]), get_dtype(results[0]))
@@ -62,6 +63,6 @@ def is_linear(equation: Equation) -> bool:
 
 
 def keep_part(planned: Planned, variable: core.Var) -> Planned:
-    """Return an equation with one of its results left in the shards."""
+    """Leave one of an equation's results in the shards."""
     pairs = zip(planned.equation.whole.outvars, planned.merges, strict=True)
     return dataclasses.replace(planned, merges=[None if made is variable else merge for made, merge in pairs])

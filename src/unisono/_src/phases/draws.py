@@ -1,7 +1,8 @@
-"""What grows with the rows and is made of nothing: random draws and counts. A shard makes its own part.
+"""Random draws and counts: a shard makes its own part.
 
-Threefry makes each element of a draw from its flat place alone, where `jax_threefry_partitionable` is set, as it is by default. So row i
-of the batch draws what it draws on the whole batch. A slice of the whole draw would be the same, but XLA computes all of it on CPU.
+Threefry makes each element of a draw from its flat index alone, where `jax_threefry_partitionable` is set, as it is by default.
+So row i of the batch draws what it draws on the whole batch. A slice of the whole draw would be the same, but XLA computes all of
+it on CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from unisono._src.typed_jax import settings
 from unisono._src.typing import Array, Shape
 
 Draw: TypeAlias = Callable[[Equation, list[Array], Array, Shape], Array]
-"""`draw(equation, operands, start, shape)` returns the part of a shard that begins with the row `start`."""
+"""`draw(equation, operands, start, shape)` gives the part of the shard that begins with the row `start`."""
 
 MOST = 2**32
-"""Elements of a draw whose flat places fit into one word."""
+"""A draw must have fewer elements: its flat indices then fit into one word."""
 
 
 def can_draw(equation: Equation) -> bool:
-    """Return whether shards can make their parts of what an equation makes of nothing."""
+    """Whether shards can make their parts of a draw or a count."""
     if equation.name == "iota":
         return True
     if equation.name not in DRAWS or get_shape(equation.whole.invars[0]) != () or not settings.jax_threefry_partitionable:
@@ -39,19 +40,19 @@ def can_draw(equation: Equation) -> bool:
 
 
 def is_random(equation: Equation) -> bool:
-    """Return whether an equation draws random numbers or keys."""
+    """Whether an equation draws random numbers or keys."""
     return equation.name in DRAWS and equation.name != "iota"
 
 
 def count_rows_from(equation: Equation, operands: list[Array], start: Array, shape: Shape) -> Array:
-    """Return a shard's part of an `iota`."""
+    """Build a shard's part of an `iota`."""
     axis, params = find_axis(equation, shape), equation.whole.params
     counts = lax.broadcasted_iota(params["dtype"], shape, params["dimension"])
     return counts + start.astype(counts.dtype) if params["dimension"] == axis else counts
 
 
 def draw_bits(equation: Equation, operands: list[Array], start: Array, shape: Shape) -> Array:
-    """Return a shard's part of random bits."""
+    """Draw a shard's part of random bits."""
     first, second = hash_places(equation, operands[0], start, shape)
     width = equation.whole.params["bit_width"]
     if width == 64:
@@ -60,13 +61,13 @@ def draw_bits(equation: Equation, operands: list[Array], start: Array, shape: Sh
 
 
 def split_keys(equation: Equation, operands: list[Array], start: Array, shape: Shape) -> Array:
-    """Return a shard's part of the keys that are made of one."""
+    """Make a shard's part of the keys split off one key."""
     words = hash_places(equation, operands[0], start, shape)
     return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
 
 
 def hash_places(equation: Equation, key: Array, start: Array, shape: Shape) -> tuple[Array, Array]:
-    """Return the two words that threefry makes of each flat place of a shard's part."""
+    """Hash each flat index of a shard's part to threefry's two words."""
     whole, axis = get_shape(equation.whole.outvars[0]), find_axis(equation, shape)
     places = jnp.zeros(shape, jnp.uint32)
     for number in range(len(shape)):
@@ -79,7 +80,7 @@ def hash_places(equation: Equation, key: Array, start: Array, shape: Shape) -> t
 
 
 def find_axis(equation: Equation, shape: Shape) -> int:
-    """Return the axis of the rows, by which a part differs from the whole."""
+    """Find the axis of the rows, along which a part is shorter."""
     return list_growing_axes(get_shape(equation.whole.outvars[0]), shape)[0]
 
 

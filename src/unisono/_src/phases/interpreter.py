@@ -1,4 +1,7 @@
-"""A step in phases, run shard by shard in one process; and what each shard has given to a result."""
+"""Run a step's phases shard by shard, in one process.
+
+It can tell what each shard contributed to a result.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from unisono._src.typing import Array
 
 
 class StepRun(NamedTuple):
-    """A step that was run."""
+    """The values of a step that was run."""
 
     values: Values
     """All values that are the same everywhere."""
@@ -28,7 +31,7 @@ class StepRun(NamedTuple):
 
 
 def run_shards(phased: PhasedStep, state: Sequence[Array], batch: Sequence[Array]) -> StepRun:
-    """Run a step on a batch, phase by phase and shard by shard, from the flat lists of its inputs."""
+    """Run a step on a batch, by phases and shards. `state` and `batch` are the flat lists of its inputs."""
     values, totals = phased.find_start(state), list[Array]()
     starts = list(itertools.accumulate(phased.sizes, initial=0))
     places = [ShardPlace(jnp.int32(number), jnp.int32(start), jnp.int32(number)) for number, start in enumerate(starts[:-1])]
@@ -50,7 +53,7 @@ def run_shards(phased: PhasedStep, state: Sequence[Array], batch: Sequence[Array
 
 
 def list_outputs(phased: PhasedStep, run: StepRun) -> list[Array]:
-    """Return the results of a step that was run. Rows that stayed on the shards are joined."""
+    """List the results of a run. Rows that stayed on the shards are joined."""
     last = phased.phases[-1].outputs
     rows = {
         variable: phased.join(variable, [result.outputs[place] for result in run.results[-1]])
@@ -61,7 +64,7 @@ def list_outputs(phased: PhasedStep, run: StepRun) -> list[Array]:
 
 
 class Shares:
-    """What one shard has given to the values of a step: the parts of all shards add up to a value."""
+    """One shard's parts of the values of a step. The parts of all shards add up to a value."""
 
     def __init__(self, phased: PhasedStep, run: StepRun, shard: int) -> None:
         self._phased = phased
@@ -76,7 +79,7 @@ class Shares:
             self._known |= {v: part for v, part in zip(phase.left, results[shard].left, strict=True) if phased.analysis.left[v]}
 
     def find(self, atom: Atom) -> Array | None:
-        """Return the shard's part of a value; None where the value is no sum of parts."""
+        """Find the shard's part of a value. None where the value is no sum of parts."""
         if isinstance(atom, core.Literal):
             return None
         if atom in self._known:
@@ -94,7 +97,10 @@ class Shares:
         return None if any(operand is None for operand in operands) else bind(equation.whole, operands)[0]
 
     def _fill(self, atom: Atom, part: Array | None, is_product: bool) -> Array | None:
-        """Return an operand: the part, the value by which it is multiplied, or zeros in the place of what no shard has given."""
+        """Complete an operand.
+
+        It is the part, or the other factor of a multiplication, or zeros where no shard has contributed anything.
+        """
         if part is not None:
             return part
         value = jnp.asarray(atom.val) if isinstance(atom, core.Literal) else self._run.values[atom]

@@ -19,8 +19,8 @@ class Planned:
     layouts: Sequence[Layout | None] = ()
     """Where the operands have rows, as shards read them."""
     merges: Sequence[Merge | None] = ()
-    """For each output how the parts of shards become one value; None for what stays in the shards."""
+    """How the shards' parts of each output become one value; None for what stays in the shards."""
     inside: bool = False
-    """Whether it is in a layer of which each replica has its own, and reads such values of its own replica."""
+    """Whether it is in a layer whose values are a replica's own, and reads those of its own replica."""
     counts_locally: bool = False
-    """Whether literals are those of the shard's own program."""
+    """Whether literals are those of the shard's own trace."""

@@ -1,7 +1,8 @@
-"""Replica code in a program: a copy of its equations that each replica computes on its own rows, as they were traced for these.
+"""Replica code: equations that each replica computes on its own rows.
 
-A loop's function is traced for the whole batch, which says what state and metrics become. What replicas add up, and what they return, is made
-of their own rows: of a copy of the equations behind it, in a scope of its own. A shard computes what is the same in both only once.
+A loop's function is traced for the whole batch, which says what state and metrics become. What replicas add up, and what they
+return, depends on their own rows alone. So the equations that lead to it are copied, in a scope of their own, as they were traced
+for these rows. A shard computes only once what is the same in both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unisono._src.typed_jax import finfo
 
 
 def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
-    """Return twins with copies of the equations that make what replicas add up or return. `inputs` are the kinds of the inputs."""
+    """Copy the equations that make what replicas add up or return. `inputs` are the kinds of the inputs."""
     of_rows = find_of_rows(twins, inputs)
     copied = find_behind_marks(twins) & of_rows
     names: dict[core.Var, core.Var] = {}
@@ -52,7 +53,7 @@ def copy_for_replicas(twins: Twins, inputs: list[Kind]) -> Twins:
 
 
 def list_roundings(value: Atom, makers: Mapping[core.Var, Equation]) -> list[Equation]:
-    """Return the conversions, first one first, that lead to a value from where it had the most digits; none where no digit is lost."""
+    """List the conversions from a value's most precise form to itself. Empty where no digit is lost."""
     chain: list[Equation] = []
     digits = [count_digits(value)]
     while isinstance(value, core.Var) and value in makers and makers[value].name == "convert_element_type":
@@ -64,13 +65,13 @@ def list_roundings(value: Atom, makers: Mapping[core.Var, Equation]) -> list[Equ
 
 
 def count_digits(value: Atom) -> int:
-    """Return how many binary digits a number of this dtype has behind the first; 0 where it is no floating-point number."""
+    """Count the binary digits of the dtype's fraction. 0 where it is no floating-point number."""
     dtype = get_type(value).dtype
     return int(finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
 def put_sum_before(mark: Equation, roundings: Sequence[Equation]) -> list[Equation]:
-    """Return a mark of a sum before conversions, and the conversions of the sum: what replicas add up is not rounded in each of them."""
+    """Move the mark of a sum before conversions. What replicas add up is then not rounded in each of them."""
     made: list[Equation] = []
     value = roundings[0].whole.invars[0]
     for equation in (mark, *roundings):
@@ -84,7 +85,7 @@ def put_sum_before(mark: Equation, roundings: Sequence[Equation]) -> list[Equati
 
 
 def find_behind_marks(twins: Twins) -> set[int]:
-    """Return the places of the equations behind what is marked as a replica's own."""
+    """Find the equations that lead to a replica's marked values. They are given by their positions."""
     wanted: set[core.Var] = set()
     found: set[int] = set()
     for place in reversed(range(len(twins.equations))):
@@ -96,7 +97,10 @@ def find_behind_marks(twins: Twins) -> set[int]:
 
 
 def find_of_rows(twins: Twins, inputs: list[Kind]) -> set[int]:
-    """Return the places of the equations whose results may be others in each replica: of rows, of their number, of the replica's number."""
+    """Find the equations whose results may differ between replicas.
+
+    They depend on rows, on the number of rows, or on the replica's number. They are given by their positions.
+    """
     own = {variable for variable, kind in zip(twins.inputs, inputs, strict=True) if not isinstance(kind, Everywhere)}
     own |= twins.own_constants.keys()
     found: set[int] = set()
@@ -110,5 +114,5 @@ def find_of_rows(twins: Twins, inputs: list[Kind]) -> set[int]:
 
 
 def is_of_replica(equation: core.JaxprEqn) -> bool:
-    """Return whether an equation marks what is a replica's own."""
+    """Whether an equation marks what is a replica's own."""
     return is_marked(equation, SUM) or is_marked(equation, OUTPUT)

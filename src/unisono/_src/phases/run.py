@@ -1,4 +1,7 @@
-"""The functions of a step in phases: what a shard computes, how shards' results become one, and what follows from them."""
+"""Run the phases of a step.
+
+These are functions for what a shard computes, how shards' results become one, and what follows from them.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from unisono._src.typing import Array, PyTree, Shape
 
 Values: TypeAlias = dict[core.Var, Array]
 Done: TypeAlias = dict[tuple[int, tuple[Hashable, ...]], tuple[list[Array], list[Array]]]
-"""(operands, results) of equations of a shard, by the equation and what tells the operands from others."""
+"""(operands, results) of a shard's equations, by the equation and the identities of its operands."""
 
 
 class ShardResult(NamedTuple):
-    """The values that a shard hands on at the end of a phase, in the order of the lists of `Phase`."""
+    """What a shard hands on at the end of a phase. The values are in the order of the lists of `Phase`."""
 
     merged: list[Array]
     gathered: list[Array]
@@ -58,7 +61,8 @@ class PhasedStep:
     """An analysed step as pure functions."""
 
     def __init__(self, analysis: Analysis, twins: Iterable[Twins], sizes: Sequence[int], keeps_rows: bool = False) -> None:
-        """
+        """Schedule an analysed step.
+
         Args:
             analysis: The analysis of the step.
             twins: Those of each size of a shard.
@@ -73,7 +77,7 @@ class PhasedStep:
         self.ends_with_loop = any(planned.equation.name in loops.RULES for planned in self._everywhere[-1])
         """Whether the end of the step holds a loop or a branch."""
         self._given = [variable for variable in analysis.twins.inputs if not isinstance(analysis.kinds[variable], Everywhere)]
-        """The inputs of which each shard gets its own: rows of the batch, and values of replicas."""
+        """The inputs that each shard has for itself: rows of the batch, and values of replicas."""
         self._places = {id(equation.whole): place for place, equation in enumerate(analysis.twins.equations)}
         self._twins = {one.shard_rows: one for one in twins}
         for one in self._twins.values():
@@ -85,10 +89,10 @@ class PhasedStep:
             if merge is not None and merge.base is not None
         }
         self.carries = self._list_carries()
-        """For each stage, which is what comes before a phase or the end of the step: the values that are known from it on."""
+        """The values that are known from each stage on. A stage comes before each phase, and the last one before the end of the step."""
 
     def list_gathered(self) -> list[tuple[str, int]]:
-        """Return (scopes of the equation that wants them together, bytes) for all rows that are gathered inside of the step."""
+        """List the rows gathered in the step: (the reader's scopes, bytes)."""
         gathered = (variable for phase in self.phases for variable in phase.gathered if variable in self.analysis.gathered)
         return [(self.analysis.gathered[v].layer, math.prod(get_shape(v)) * get_type(v).dtype.itemsize) for v in gathered]
 
@@ -112,12 +116,15 @@ class PhasedStep:
         return carries[::-1]
 
     def advance(self, stage: int, known: Values, totals: Sequence[Array]) -> list[Array]:
-        """Compute what is known from a stage on, `self.carries[stage]`, from the sums of the phase before it and what was known so far."""
+        """Compute the values `self.carries[stage]`.
+
+        They follow from the sums of the phase before and from what was known so far.
+        """
         values = known | self.compute_everywhere(stage, known, totals)
         return [values[variable] for variable in self.carries[stage]]
 
     def compute_everywhere(self, stage: int, known: Values, totals: Sequence[Array]) -> Values:
-        """Return all that is computed at a stage."""
+        """Compute all values of a stage."""
         made = self._collect(stage - 1, totals, known) if stage else {}
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
@@ -129,13 +136,16 @@ class PhasedStep:
         return made
 
     def find_start(self, state: Sequence[Array]) -> Values:
-        """Return what is known before the step: constants, and the inputs that are no rows."""
+        """Collect what is known before the step: constants and state."""
         inputs = [variable for variable in self.analysis.twins.inputs if variable not in self._given]
         constants = {variable: jnp.asarray(value) for variable, value in self.analysis.twins.constants.items()}
         return constants | dict(zip(inputs, state, strict=True))
 
     def describe(self, number: int, size: int) -> ShardResult:
-        """Return what a shard of `size` rows hands on, in shapes; merged, gathered and left values are as `spread` returns them, in one list."""
+        """Describe in shapes what a shard of `size` rows hands on.
+
+        Merged, gathered and left values are as `spread` returns them, in one list.
+        """
         shapes = self._find_twins(size).shapes
         results = ShardResult(
             *([describe_array(shapes[variable], variable) for variable in of] for of in list_results(self.phases[number]))
@@ -145,13 +155,13 @@ class PhasedStep:
         return results._replace(merged=added, gathered=[], left=[])
 
     def describe_returned(self, size: int) -> list[jax.ShapeDtypeStruct]:
-        """Return what each replica of `size` rows returns, or the rows of a shard that stay there, in shapes."""
+        """Describe in shapes what each replica of `size` rows returns. It may also be rows of a shard that stay there."""
         shapes, last = self._find_twins(size).shapes, self.phases[-1].outputs
         outputs = [variable for variable in list_variables(self.analysis.twins.outputs) if variable in last]
         return [jax.ShapeDtypeStruct(shapes[variable], get_type(variable).dtype) for variable in outputs]
 
     def _find_twins(self, size: int) -> Twins:
-        """Return the twins of a size, of which there may be no shard."""
+        """Find the twins of a size. There may be no shard of this size."""
         if size not in self._twins:
             self._twins[size] = resize_twins(self.analysis.twins, size, self.analysis.list_in_shards())
         return self._twins[size]
@@ -159,7 +169,16 @@ class PhasedStep:
     def run_shard(
         self, number: int, size: int, reads: Sequence[Array], given: Sequence[Array], kept: Sequence[Array], place: ShardPlace
     ) -> ShardResult:
-        """Compute a phase on a shard of `size` rows, from the phase's reads, what the shard is given, and what it has kept."""
+        """Compute a phase on a shard of `size` rows.
+
+        Args:
+            number: The phase.
+            size: The rows of the shard.
+            reads: The values of `phase.reads`.
+            given: The shard's own inputs.
+            kept: The values of `phase.uses`, kept in earlier phases.
+            place: Where the shard lies in the batch.
+        """
         phase = self.phases[number]
         known: Values = dict(zip(phase.reads, reads, strict=True))
         values: Values = dict(zip(self._given, given, strict=True)) | dict(zip(phase.uses, kept, strict=True))
@@ -171,7 +190,7 @@ class PhasedStep:
         for planned in phase.plan:
             self._run_in_shard(planned, size, known, values, place, done)
             for variable in planned.equation.whole.outvars:
-                if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
+                if variable in phase.kept:  # a later phase compares it with its maximum: no fusion may round it once more
                     values[variable] = lax.optimization_barrier(values[variable])
         return ShardResult(*([values[variable] for variable in of] for of in list_results(phase)))
 
@@ -202,20 +221,20 @@ class PhasedStep:
                 value = known[atom]
                 operands.append(value if layout is None else take_part(value, layout, self.analysis.twins.rows, start, size))
         key = id(shard), tuple(map(identify, operands))
-        if key in done:  # by the equation of which this one is a copy
+        if key in done:  # by the equation that this one copies
             results = done[key][1]
         elif planned.equation.name in DRAWS and not any(planned.layouts):
             results = [DRAWS[planned.equation.name](planned.equation, operands, start, get_shape(shard.outvars[0]))]
         else:
             results = bind(shard, operands)
-        done[key] = operands, results  # which lives on: another operand must not get its id
+        done[key] = operands, results  # operands are kept alive, so that no other one gets their id
         values.update(zip(whole.outvars, results, strict=True))
 
     def spread(self, number: int, size: int, result: ShardResult, place: ShardPlace) -> list[Array]:
-        """Return what a shard of `size` rows adds to the sums of a phase.
+        """Build what a shard of `size` rows adds to a phase's sums.
 
-        Parts of sums are added as they are. Rows, and parts that are not to be added, lie at the shard's place among zeros, as words: the
-        sum of all shards then has each bit of them.
+        Parts of sums are added as they are. Rows, and parts that are not to be added, lie at the shard's place among zeros, as
+        words: the sum of all shards then has each bit of them.
         """
         phase, total = self.phases[number], self.analysis.twins.rows
         added: list[Array] = []
@@ -232,7 +251,7 @@ class PhasedStep:
         return added
 
     def _collect(self, number: int, totals: Sequence[Array], known: Values) -> Values:
-        """Return the values that all shards together have handed on at the end of a phase, from the sums of what they have spread."""
+        """Read the values of a phase from the sums over all shards."""
         phase = self.phases[number]
         left_over = iter(totals)
         values: Values = {}
@@ -251,36 +270,36 @@ class PhasedStep:
 
     def _layout_of(self, variable: core.Var) -> Layout:
         kind = self.analysis.kinds[variable]
-        assert isinstance(kind, Rows)  # of what has a place in the batch
+        assert isinstance(kind, Rows)  # it has a place in the batch
         return kind.layout
 
     def join(self, variable: core.Var, parts: Sequence[Array]) -> Array:
-        """Return the rows of all shards as one array."""
+        """Join the rows of all shards to one array."""
         return join_parts(parts, self._layout_of(variable))
 
 
 def identify(operand: Array) -> Hashable:
-    """Return what tells an operand from others: a traced one by itself, a number by its value."""
+    """The identity of an operand. A traced one is itself, a number is its value."""
     return id(operand) if isinstance(operand, jax.Array) else (str(np.asarray(operand).dtype), np.asarray(operand).tobytes())
 
 
 def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:
-    """Return the variables of a `ShardResult`."""
+    """The variables of a `ShardResult`."""
     return phase.merged, phase.gathered, phase.left, phase.outputs, phase.kept
 
 
 def describe_array(shape: Shape, variable: core.Var) -> PyTree:
-    """Return an array of a shape, with the dtype of a variable, in shapes."""
+    """Describe an array by its shape and the dtype of a variable."""
     return jax.ShapeDtypeStruct(shape, get_type(variable).dtype)
 
 
 def read(atom: Atom, known: Values) -> Array:
-    """Return the value of an operand that is the same everywhere."""
+    """Read an operand that is the same everywhere."""
     return jnp.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
 
 
 def take_part(array: Array, layout: Layout, rows: int, start: Array, size: int) -> Array:
-    """Return a shard's part of an array that has all rows."""
+    """Slice a shard's part of an array that has all rows."""
     axis, shape = layout.axis, array.shape
     if layout.outer == 1:
         return lax.dynamic_slice_in_dim(array, start * layout.inner, size * layout.inner, axis)
@@ -291,7 +310,7 @@ def take_part(array: Array, layout: Layout, rows: int, start: Array, size: int) 
 
 
 def join_parts(parts: Sequence[Array], layout: Layout) -> Array:
-    """Return the rows of all shards as one array."""
+    """Join the rows of all shards to one array."""
     axis, shape = layout.axis, parts[0].shape
     if layout.outer == 1:
         return jnp.concatenate(parts, axis)

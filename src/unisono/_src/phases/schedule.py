@@ -1,8 +1,8 @@
-"""When values are computed: in which phase of the shards, or between which phases.
+"""The schedule of a step: values are assigned to phases.
 
-A merge is made as late as it can be: what only the end of the step reads is merged in the last phase, so that a phase for the counts of
-masks does not run the model. Rows are computed again in each phase that needs them, but for those of which a maximum or a minimum was taken:
-code compares them with it, and two programs may round them in two ways.
+A merge is made as late as it can be: what only the end of the step reads is merged in the last phase, so that a phase for the
+counts of masks does not run the model. Rows are computed again in each phase that needs them, except where a maximum or a minimum
+was taken of them: code compares them with it, and two programs may round them in two ways.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Phase:
     uses: list[core.Var]
     """Rows that it has kept."""
     plan: list[Planned]
-    """What shards compute, in order; first their parts of what grows with the rows and is the same everywhere."""
+    """What shards compute, in order. First come their parts of values that grow with the rows and are the same everywhere."""
     reads: list[core.Var]
     """Values that are the same everywhere, and those that have left their layers."""
 
 
 @dataclasses.dataclass
 class Walk:
-    """What a way back from the results of a phase has found."""
+    """What a backward walk from the results of a phase has found."""
 
     wanted: set[Atom]
     plan: list[Planned] = dataclasses.field(default_factory=list[Planned])
@@ -52,14 +52,17 @@ class Walk:
 
 
 class Schedule:
-    """The phases of an analysed step, and what is computed everywhere before each of them and at the end."""
+    """The phases of an analysed step, and what is computed between them."""
 
     def __init__(self, analysis: Analysis, keeps_rows: bool) -> None:
-        """`keeps_rows`: rows that the step returns along a first axis stay on the shards; others are gathered."""
+        """Plan all phases.
+
+        With `keeps_rows`, rows that the step returns along a first axis stay on the shards; others are gathered.
+        """
         self._analysis = analysis
         self._keeps_rows = keeps_rows
         self._due: dict[core.Var, int] = {}
-        """The first phase in which shards need a value; of what is the same everywhere, before which it is known."""
+        """The first phase in which shards need a value. A value that is the same everywhere is known before it."""
         self._handed_on: dict[core.Var, int] = {}
         """The phase at whose end rows are gathered, or a replica's own value is merged."""
         self._set_due()
@@ -69,10 +72,10 @@ class Schedule:
             later = {variable for other in self.phases[number + 1 :] for variable in other.uses}
             phase.kept = [variable for variable in phase.kept if variable in later]
         self.everywhere = [self._list_everywhere(number) for number in range(analysis.phases + 1)]
-        """For each phase what is computed before it; the last item is the end of the step."""
+        """What is computed everywhere before each phase; the last item is the end of the step."""
 
     def _set_due(self) -> None:
-        """Go back from the outputs, and note when each value is due."""
+        """Walk back from the outputs, and note when each value is due."""
         analysis, last = self._analysis, self._analysis.phases
         for variable in list_variables(analysis.twins.outputs):
             if self.stays(variable):
@@ -97,14 +100,17 @@ class Schedule:
                         self._hand_on(variable, due - 1)
 
     def stays(self, variable: core.Var) -> bool:
-        """Return whether a result of the step stays on the shards: what replicas return, and rows along the first axis, in their order."""
+        """Whether a result of the step stays on the shards.
+
+        This holds for what replicas return, and for rows along the first axis, in their order.
+        """
         kind = self._analysis.kinds[variable]
         if variable in self._analysis.returned:
             return True
         return self._keeps_rows and isinstance(kind, Rows) and (kind.layout.axis, kind.layout.outer) == (0, 1)
 
     def _need(self, variable: core.Var, due: int, phase: int) -> None:
-        """Note that a value is read before the phase `due`; rows and values of replicas must be computed in `phase`."""
+        """Note that a value is read before the phase `due`. Rows and values of replicas must be computed in `phase`."""
         kind = self._analysis.kinds[variable]
         when = due if isinstance(kind, Everywhere) else phase
         self._due[variable] = min(self._due.get(variable, when), when)
@@ -124,14 +130,17 @@ class Schedule:
             self._due[operand] = min(self._due.get(operand, phase), phase)
 
     def _list_sources(self, variable: core.Var) -> Iterator[core.Var]:
-        """Yield all that a shard needs for its part of a value that is the same everywhere and grows."""
+        """Yield all that a shard needs to compute its own part. The value is the same everywhere and grows with the rows."""
         part = self._analysis.own_parts.get(variable)
         for operand in list_variables(part.equation.whole.invars) if part is not None else ():
             yield operand
             yield from self._list_sources(operand)
 
     def _find_kept(self) -> dict[core.Var, int]:
-        """Return the rows that are kept where a later phase needs them, each with the phase in which it is compared."""
+        """Find rows that later phases need exactly, and who keeps them.
+
+        A maximum or a minimum is taken of them. Each has the phase that keeps it.
+        """
         kept: dict[core.Var, int] = {}
         for planned in self._analysis.plan:
             for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False):
@@ -165,7 +174,7 @@ class Schedule:
         return Phase(merged, gathered, left, outputs, kept, list(walk.uses), plan, list(walk.reads))
 
     def _sort_operands(self, planned: Planned, number: int, walk: Walk) -> None:
-        """Add the operands of an equation to what shards compute, to what they read, or to what they have kept."""
+        """Sort the operands of an equation: computed, read, or kept."""
         bases = {merge.base for merge in planned.merges if merge is not None}
         for place, atom in enumerate(planned.equation.whole.invars):
             if isinstance(atom, core.Literal) or place in bases:
@@ -188,6 +197,6 @@ class Schedule:
         return [planned for planned in self._analysis.plan if not planned.in_shards and number in self._list_due(planned)]
 
     def _list_due(self, planned: Planned) -> list[int | None]:
-        """Return when an equation is due: one that makes nothing, as a print, at the end of the step."""
+        """List when an equation is due. One without results, such as a print, is due at the end of the step."""
         due = [self._due.get(variable) for variable in planned.equation.whole.outvars]
         return due or [self._analysis.phases] * bool(planned.equation.whole.effects)

@@ -1,7 +1,8 @@
-"""The program of a shard of any size, from those for two numbers of rows.
+"""Derive the jaxpr for any shard size from those of two sizes.
 
-All that depends on the number of rows in the parameters of equations is a length, so it grows by the same amount for each row. So a program
-need not be traced for each size. And one of a single row must not be: where arrays have one row, code broadcasts them by other equations.
+All that depends on the number of rows in the parameters of equations is a length, so it grows by the same amount for each row. So
+a function need not be traced for each size. And it must not be traced for a single row: where arrays have one row, code
+broadcasts them by other equations.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins
 from unisono._src.typing import Shape
 
 MOST_RECIPROCAL = 2**20
-"""Up to here the inverse of a number is taken for a count of rows, or half of one."""
+"""The largest reciprocal that counts as a count of rows, or half of one."""
 
 
 def resize_twins(twins: Twins, size: int, in_shards: Container[int]) -> Twins:
-    """Return twins of the same batch and of a shard of `size` rows.
+    """Derive twins for a shard of `size` rows. The batch is the same.
 
-    `in_shards` are the ids of the equations that shards compute. Others need no program for the size, and may have none: pairs of
-    neighbours among three rows.
+    `in_shards` are the ids of the equations that shards compute. Others need no equation for the size, and may have none: pairs
+    of neighbours among three rows.
     """
     sizer = Sizer(twins.rows, twins.shard_rows, size)
     equations: list[Equation] = []
@@ -50,7 +51,10 @@ def resize_twins(twins: Twins, size: int, in_shards: Container[int]) -> Twins:
 
 
 def replace_shards(twins: Twins, plain: Twins, of_size: Twins) -> Twins:
-    """Return twins with the shards of others. `plain` are the same twins without copies of equations, `of_size` those of another size."""
+    """Give twins the shards of another size.
+
+    `plain` are the same twins without copies of equations, `of_size` those of the other size.
+    """
     pairs = zip(plain.equations, of_size.equations, strict=True)
     shards = {id(one.shard): other.shard for one, other in pairs}
     equations = [one._replace(shard=shards[id(one.shard)], shard_rows=of_size.shard_rows) for one in twins.equations]
@@ -61,20 +65,20 @@ def replace_shards(twins: Twins, plain: Twins, of_size: Twins) -> Twins:
 
 
 def list_given(twins: Twins) -> list[core.Var]:
-    """Return the variables that no equation makes."""
+    """The variables that no equation makes."""
     return [*twins.inputs, *twins.constants]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizer:
-    """Makes values for one number of rows, from those for two others."""
+    """Extrapolates values to `size` rows, from those for two other row counts."""
 
     rows: int
     other: int
     size: int
 
     def resize(self, whole: Any, shard: Any) -> Any:
-        """Return a parameter for the size, from those for the two others."""
+        """Derive a parameter for the size."""
         if isinstance(whole, core.ClosedJaxpr) and isinstance(shard, core.ClosedJaxpr):
             return core.ClosedJaxpr(self.resize_program(whole.jaxpr, shard.jaxpr), shard.consts)
         if isinstance(whole, core.Jaxpr) and isinstance(shard, core.Jaxpr):
@@ -99,7 +103,7 @@ class Sizer:
         return tuple(items) if isinstance(shard, tuple) else list(items)
 
     def _resize_array(self, whole: np.ndarray, shard: Any) -> Any:
-        """Return an attribute of a call that holds an array, for the size."""
+        """Derive an array attribute of a call for the size."""
         own: np.ndarray = shard.val
         numbers = [self.resize(*pair) for pair in zip(whole.ravel().tolist(), own.ravel().tolist(), strict=True)]
         return type(shard)(np.array(numbers, own.dtype).reshape(own.shape))
@@ -108,7 +112,7 @@ class Sizer:
         return tuple(self.resize_count(one, other) for one, other in zip(whole, shard, strict=True))
 
     def resize_count(self, whole: int, shard: int) -> int:
-        """Return a length, or a count, for the size."""
+        """Derive a length, or a count, for the size."""
         return int(self._resize_fraction(Fraction(whole), Fraction(shard)))
 
     def _resize_fraction(self, whole: Fraction, shard: Fraction) -> Fraction:
@@ -120,7 +124,7 @@ class Sizer:
         return number
 
     def resize_literal(self, whole: core.Literal, shard: core.Literal) -> core.Literal:
-        """Return a literal for the size: a count of rows, or one over it."""
+        """Derive a literal for the size. It is a count of rows, or its reciprocal."""
         values = [np.asarray(one.val) for one in (whole, shard)]
         if values[0].shape or values[0] == values[1] or values[1] != values[1]:
             return shard
@@ -131,7 +135,7 @@ class Sizer:
         return core.Literal(values[1].dtype.type(number), shard.aval)
 
     def _resize_number(self, whole: float, shard: float) -> float:
-        """Return a count of rows, or one over it, for the size."""
+        """Derive a count of rows, or its reciprocal, for the size."""
         numbers = (whole, shard)
         if all(number.is_integer() for number in numbers):
             return float(self._resize_fraction(*map(Fraction, numbers)))
@@ -142,7 +146,7 @@ class Sizer:
         raise ProgramsDifferError(f"A literal is {whole} for {self.rows} rows and {shard} for {self.other}.")
 
     def resize_equation(self, whole: core.JaxprEqn, shard: core.JaxprEqn, names: dict[core.Var, core.Var]) -> core.JaxprEqn:
-        """Return an equation for the size; `names` are the variables of its program, by those of the shard's."""
+        """Derive an equation for the size. `names` are the variables of its jaxpr, by those of the shard's."""
         inputs: list[Atom] = []
         for one, other in zip(whole.invars, shard.invars, strict=True):
             if isinstance(one, core.Literal) and isinstance(other, core.Literal):
@@ -155,13 +159,13 @@ class Sizer:
         return shard.replace(invars=inputs, outvars=outputs, params=params)
 
     def resize_variable(self, whole: Atom, shard: core.Var, names: dict[core.Var, core.Var]) -> core.Var:
-        """Return a variable in the place of the shard's, and note it."""
+        """Make a variable in the place of the shard's, and note it."""
         shape = self.resize_shape(get_shape(whole), get_shape(shard))
         names[shard] = core.Var(get_type(shard).update(shape=shape))
         return names[shard]
 
     def resize_program(self, whole: core.Jaxpr, shard: core.Jaxpr) -> core.Jaxpr:
-        """Return the program of a loop or a branch for the size."""
+        """Derive the jaxpr of a loop or a branch for the size."""
         names: dict[core.Var, core.Var] = {}
 
         def resize_all(wholes: list[core.Var], shards: list[core.Var]) -> list[core.Var]:

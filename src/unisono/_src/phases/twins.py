@@ -1,4 +1,4 @@
-"""Twins: a function's program for the whole batch, and the same program for a shard."""
+"""Twins: one function's jaxprs for the whole batch and for a shard."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ OF_SHAPES = frozenset(
         "result_avals",
     ]
 )
-"""Parameters that may differ between twins: shapes, which rules compare, and programs, which are compared by themselves."""
+"""Parameters that may differ between twins: shapes, which rules compare, and nested jaxprs, which are compared by themselves."""
 
 
 class Equation(NamedTuple):
-    """An equation of the whole batch, and the one that a shard has in its place."""
+    """An equation of the whole batch, and the shard's in its place."""
 
     whole: core.JaxprEqn
     shard: core.JaxprEqn
@@ -55,11 +55,11 @@ class Equation(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """Return the scopes in which the equation was traced, as `model/dense`."""
+        """The scopes in which the equation was traced, as `model/dense`."""
         return str(self.whole.source_info.name_stack)
 
     def shape(self, operand: int) -> Shape:
-        """Return the shape of an operand for the whole batch."""
+        """The shape of an operand for the whole batch."""
         return get_shape(self.whole.invars[operand])
 
 
@@ -71,18 +71,18 @@ class Twins(NamedTuple):
     outputs: list[Atom]
     constants: dict[core.Var, object]
     shapes: dict[core.Var, Shape]
-    """The shape that a shard has, for each variable of the whole batch."""
+    """The shard's shape of each variable of the whole batch."""
     own_constants: dict[core.Var, object]
-    """The constants of the shard's program that are of another shape than those of the whole batch."""
+    """The constants of the shard's jaxpr whose shape differs from that for the whole batch."""
     rows: int
     shard_rows: int
 
     def find_growing(self, atom: Atom) -> list[int]:
-        """Return the axes of a variable whose lengths depend on the number of rows."""
+        """List the axes whose lengths depend on the number of rows."""
         return [] if isinstance(atom, core.Literal) else list_growing_axes(get_shape(atom), self.shapes[atom])
 
     def fits(self, atom: Atom, layout: Layout) -> bool:
-        """Return whether a variable has its rows as the layout says, and on no other axis."""
+        """Whether a variable has its rows as the layout says. It has them on no other axis."""
         if isinstance(atom, core.Literal) or self.find_growing(atom) != [layout.axis]:
             return False
         whole, shard = get_shape(atom)[layout.axis], self.shapes[atom][layout.axis]
@@ -90,17 +90,17 @@ class Twins(NamedTuple):
 
 
 class ProgramsDifferError(ValueError):
-    """The function is another program for another number of rows: its Python code branches on it."""
+    """The function has another trace for another number of rows. Its Python code branches on it."""
 
 
 def trace(function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> tuple[core.ClosedJaxpr, PyTree]:
-    """Trace a function for arguments in shapes; return its program, without calls, and its outputs in shapes."""
+    """Trace a function: its jaxpr, without calls, and its outputs in shapes."""
     program, output = make_jaxpr_and_shape(function)(*arguments)
     return inline_calls(program), output
 
 
 def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows: int) -> Twins:
-    """Return two programs without calls as twins; raise `ProgramsDifferError` where their equations do not correspond."""
+    """Pair two jaxprs without calls. `ProgramsDifferError` says that their equations do not correspond."""
     equations = [Equation(*both, rows, shard_rows) for both in zip(whole.eqns, shard.eqns, strict=False)]
     if len(whole.eqns) != len(shard.eqns) or not all(map(corresponds, equations)):
         raise ProgramsDifferError(describe_difference(equations, rows, shard_rows))
@@ -119,7 +119,10 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
 
 
 def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, shard_rows: int) -> Twins:
-    """Return twins of a program that cannot be cut: a shard has its rows, and no equation. `shapes` are those of the shard's inputs."""
+    """Build twins of a jaxpr that cannot be cut.
+
+    A shard has its rows, and no equation. `shapes` are those of the shard's inputs.
+    """
     equations = [Equation(equation, equation, rows, shard_rows) for equation in whole.eqns]
     variables = [*whole.jaxpr.constvars, *(variable for equation in whole.eqns for variable in equation.outvars)]
     all_shapes = {variable: get_shape(variable) for variable in variables} | dict(zip(whole.jaxpr.invars, shapes, strict=True))
@@ -128,7 +131,7 @@ def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, sha
 
 
 def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: int) -> str:
-    """Return which equation is the first that another number of rows changes, and where the code made it."""
+    """Describe the first equation that another number of rows changes. It says where the code made it."""
     start = f"The function is another program for {shard_rows} rows than for {rows}"
     equation = next((equation for equation in equations if not corresponds(equation)), None)
     if equation is None:
@@ -138,14 +141,14 @@ def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: in
 
 
 def corresponds(equation: Equation) -> bool:
-    """Return whether two equations stand for each other: one primitive, and literals in the same places."""
+    """Whether two equations correspond. They have one primitive, and literals in the same places."""
     whole, shard, *_ = equation
     are_literals = [[isinstance(atom, core.Literal) for atom in one.invars] for one in (whole, shard)]
     return whole.primitive is shard.primitive and are_literals[0] == are_literals[1]
 
 
 def has_same_params(equation: Equation) -> bool:
-    """Return whether two equations do the same to rows: parameters that are no shapes are alike."""
+    """Whether two equations do the same to rows. Their parameters are alike, apart from shapes."""
     whole, shard = equation.whole.params, equation.shard.params
     return whole.keys() == shard.keys() and all(
         is_alike(value, shard[name]) for name, value in whole.items() if name not in OF_SHAPES
@@ -153,14 +156,14 @@ def has_same_params(equation: Equation) -> bool:
 
 
 def has_same_literals(equation: Equation) -> bool:
-    """Return whether no literal depends on the number of rows."""
+    """Whether no literal depends on the number of rows."""
     pairs = zip(equation.whole.invars, equation.shard.invars, strict=True)
     literals = [(one.val, other.val) for one, other in pairs if isinstance(one, core.Literal) and isinstance(other, core.Literal)]
     return all(one == other or (one != one and other != other) for one, other in literals)
 
 
 def is_alike(one: object, other: object) -> bool:
-    """Return whether two parameters say the same. Objects that are no data, as functions and shardings, are taken for alike."""
+    """Whether two parameters say the same. Objects that are no data, such as functions and shardings, count as alike."""
     if callable(one) or isinstance(one, core.Jaxpr | core.ClosedJaxpr):
         return True
     if isinstance(one, np.ndarray | jax.Array):
@@ -171,7 +174,7 @@ def is_alike(one: object, other: object) -> bool:
 
 
 def check_sizes(twins: Twins, layouts: Mapping[core.Var, Layout]) -> None:
-    """Raise `ProgramsDifferError` where the shapes of a shard's program do not have the rows where the layouts say."""
+    """Raise `ProgramsDifferError` where a shard's rows are not where the layouts say."""
     for variable in twins.shapes:
         layout = layouts.get(variable)
         if layout is not None and twins.rows != twins.shard_rows and not twins.fits(variable, layout):

@@ -1,1 +1,4 @@
-"""The computation of one replica on its rows: pure functions of the model's state, traced once for each shape."""
+"""The computation of one replica on its rows.
+
+These are pure functions of the model's state, traced once for each shape.
+"""

@@ -1,4 +1,4 @@
-"""The result of a user function: its arrays, and the tree in which they stand."""
+"""The result of a user function: its arrays, and their tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputLeaf(NamedTuple):
 
 
 def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
-    """Return (the arrays of a tree, the tree with an `OutputLeaf` in the place of each array).
+    """Split a tree into its arrays and their places. Each array is replaced by an `OutputLeaf`.
 
     A variable that is updated when all replicas have run stays in the tree, as in what `optimizer.apply_gradients` returns.
     """
@@ -42,7 +42,7 @@ def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], Py
 
 
 def refuse_hidden_arrays(leaf: object) -> None:
-    """Refuse arrays in an object that JAX does not take for a tree: they would stay behind in the trace."""
+    """Refuse arrays in an object that is no tree for JAX. They would stay behind in the trace."""
     if any(is_traced(value) for value in getattr(leaf, "__dict__", {}).values()):
         raise ValueError(
             f"The function returns a {type(leaf).__name__} with arrays in it, which strategy.run cannot look into. Return a tuple, a list, a "
@@ -51,11 +51,11 @@ def refuse_hidden_arrays(leaf: object) -> None:
 
 
 def is_summed(output: Array) -> bool:
-    """Return whether an output is summed over replicas at once: a single number is. Most are losses, and one sum costs nothing there."""
+    """Whether an output is summed over replicas at once. A single number is. Most are losses, and one sum costs nothing there."""
     return output.ndim == 0 and (jnp.issubdtype(output.dtype, jnp.floating) or output.dtype == jnp.int32)
 
 
 def widen_half_precision(output: Array) -> Array:
-    """Return half precision as float32, in which it is summed; all other arrays as they are."""
+    """Convert half precision to float32, in which it is summed. All other arrays stay as they are."""
     is_half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
     return output.astype(jnp.float32) if is_half else output

@@ -1,4 +1,7 @@
-"""Notes of replica code that is differentiated: arrays of the trace of a gradient are handed out of it."""
+"""Notes that cross the border of a gradient's trace.
+
+Replica code notes arrays while it is differentiated. These arrays of the inner trace are handed out of it.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ class GradientNotes:
 
     @property
     def has_divided(self) -> bool:
-        """Return whether the code has divided a loss by a divisor of the global batch."""
+        """Whether the code has divided a loss for the global batch."""
         return len(self._divisors) > self._known_divisors or len(self._fixed_divisors) > self._known_fixed_divisors
 
     def get_arrays(self) -> PyTree:
-        """Return the arrays of the notes."""
+        """The arrays of the notes."""
         return [note.arrays for note in self._noted[self._known_notes :]], self._divisors[self._known_divisors :]
 
     def set_arrays(self, arrays: PyTree) -> None:
-        """Put other arrays in place of those that `get_arrays` returned."""
+        """Replace the arrays that `get_arrays` returned."""
         of_notes, self._divisors[self._known_divisors :] = arrays
         notes = self._noted[self._known_notes :]
         self._noted[self._known_notes :] = [note._replace(arrays=new) for note, new in zip(notes, of_notes, strict=True)]

@@ -1,6 +1,7 @@
-"""The integer labels that losses of classes get: which array of a batch they are, and how many classes there are. A trace shows both.
+"""The integer labels that classification losses get.
 
-Keras on JAX makes the loss of a label out of range 0, without a word: it is one-hot of nothing.
+A trace shows which array of a batch they are, and how many classes there are. Keras on JAX makes the loss of a label out of range
+0, without a word: its one-hot vector is zero.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ class LabelRange(NamedTuple):
     labels: int
     """The position of the array among the leaves of the batch."""
     weights: int | None
-    """That of the weights of the labels; labels whose weight is 0 may have any value."""
+    """The position of the labels' weights. Labels whose weight is 0 may have any value."""
     classes: int
     ignored: int | None
     """A label that stands for none."""
 
 
 class LabelRanges:
-    """The ranges of the labels of one model's losses, as traces show them."""
+    """The label ranges of one model's losses, as traces show them."""
 
     def __init__(self) -> None:
         self.found: dict[LabelRange, None] = {}
         self._varying: set[LabelRange] = set()
-        """Ranges, with no number of classes, whose number depends on the rows: each row of a table of pairs chooses another row."""
+        """Ranges whose number of classes depends on the rows, as where each row of a table of pairs chooses another row. It is left out of them."""
 
     def note(self, batch: PyTree, loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
-        """Note a call of a loss, if it takes labels as they lie in the batch. Predictions with a mask may have any label where it masks."""
+        """Note a call of a loss whose labels lie in the batch. Predictions with a mask may have any label where it masks."""
         options = find_class_options(loss)
         if options is None or not isinstance(y_pred, jax.Array) or get_keras_mask(y_pred) is not None:
             return

@@ -1,6 +1,7 @@
-"""Layers in scopes of their own: those whose statistics are a replica's, and those that see the whole batch also in replica code.
+"""Named scopes that tell whose statistics a layer has.
 
-A layer says it by `synchronized`, which is Keras' word for batch normalization, and may be set on any layer. Inner layers go before outer ones.
+They are a replica's, or the whole batch's. A layer says it by `synchronized`, which is Keras' word for batch normalization, and
+may be set on any layer. Inner layers go before outer ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono._src.typing import KerasObject, PyTree
 
 @contextlib.contextmanager
 def mark_layers(layers: Iterable[keras.Layer]) -> Generator[None]:
-    """Trace layers that say whether they are synchronized in scopes, for the block."""
+    """Trace layers that have `synchronized` in scopes, for the block."""
     with contextlib.ExitStack() as stack:
         for layer in layers:
             synchronized: bool | None = getattr(layer, "synchronized", None)

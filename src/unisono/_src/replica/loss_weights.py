@@ -14,12 +14,18 @@ from unisono._src.typing import AnyArray, Array
 
 
 def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
-    """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
+    """Compute the divisor of the mean of these values.
+
+    It is the sum of the weights that are not masked, or the number of values not masked.
+    """
     return count_values(values, mask) if sample_weight is None else sum_weights(values, sample_weight, mask, values.dtype)
 
 
 def spread_weights(values: Array, sample_weight: AnyArray) -> Array:
-    """Return weights in the shape of the values: those of examples, and of their first axes, hold for all values behind them."""
+    """Broadcast weights to the shape of the values.
+
+    Those of examples, and of their first axes, hold for all values behind them.
+    """
     weights = jnp.asarray(sample_weight)
     shape = tuple(values.shape)
     given = tuple(weights.shape[:-1] if weights.ndim == values.ndim + 1 and weights.shape[-1] == 1 else weights.shape)
@@ -31,14 +37,14 @@ def spread_weights(values: Array, sample_weight: AnyArray) -> Array:
 
 
 def sum_weights(values: Array, sample_weight: Array | None, mask: Array | None, dtype: np.dtype | str) -> Array:
-    """Return the sum of the weights of values that are not masked; without weights, each has the weight 1."""
+    """Sum the weights of values that are not masked. Without weights, each has the weight 1."""
     weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, dtype)
     weight = cast("Array", apply_mask(weight, mask, values.dtype, "sum"))  # there are weights, or a mask
     return jnp.sum(squeeze_or_expand_to_same_rank(values, weight)[1])
 
 
 def count_values(values: Array, mask: Array | None) -> float | Array:
-    """Return the number of values that are not masked."""
+    """Count the values that are not masked."""
     return float(values.size) if mask is None else jnp.sum(as_float32(mask)) * (values.size / mask.size)
 
 

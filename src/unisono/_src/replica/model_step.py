@@ -1,7 +1,8 @@
-"""A compiled model's own step, Keras' or the user's, as one function of state and batch, with marks on what is told of it.
+"""A compiled model's own step, as one function of state and batch.
 
-The step is called as Keras calls it, for any number of rows. Marks are equations of the traced program that change nothing: on the gradients that
-the optimizer takes, on the loss, and the scopes of layers in which each replica has its own statistics.
+It is Keras' step or the user's, and is called as Keras calls it, for any number of rows. Marks in it are equations of the traced
+program that change nothing: on the gradients that the optimizer takes, on the loss, and the scopes of layers in which each
+replica has its own statistics.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ModelStep:
     """The step of a model in "train", "evaluate" or "predict"."""
 
     is_of_replicas = False
-    """Whether it is the code of replicas, which return values of their own."""
+    """Whether it is replica code, in which each replica returns values of its own."""
 
     def __init__(self, model: keras.Model, mode: str, replicas: int) -> None:
         self.model = model
@@ -50,13 +51,13 @@ class ModelStep:
         self.gradient_variables: list[keras.Variable] = []
         """The variables of the gradients that are marked, in their order. A trace finds them."""
         self._told: set[str] = set()
-        """The layers of which was said that they gather rows."""
+        """The layers that were reported to gather rows."""
         self.has_own_logs = False
-        """Whether logs are others than the results of the metrics; a trace finds out."""
+        """Whether logs differ from the results of the metrics; a trace finds out."""
 
     @hide_masks()
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array] = ()) -> tuple[State, Logs]:
-        """Return (new state, logs); of a prediction, its outputs by their numbers."""
+        """Compute (new state, logs). Of a prediction, the logs are its outputs by their numbers."""
         if self._mode == "predict":
             outputs, non_trainable = run_predict_step(self.model, state, batch)
             leaves, self.structure = jax.tree.flatten(outputs)
@@ -77,7 +78,10 @@ class ModelStep:
         return new_state, flat
 
     def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
-        """Say once of each layer that looks at other rows, what that costs. Losses and the step itself are expected to do so."""
+        """Report once for each layer what gathering rows costs.
+
+        Losses and the step itself are expected to gather, and not reported.
+        """
         names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
         by_layer: collections.Counter[str] = collections.Counter()
         for scopes, size in gathered:
@@ -94,11 +98,11 @@ class ModelStep:
                 )
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
-        """Explain nothing: Keras calls the step with all rows, too."""
+        """Explain nothing. Keras calls the step with all rows, too."""
         return contextlib.nullcontext()
 
     def refuse_other_programs(self, error: ValueError) -> None:
-        """Refuse nothing: a step that is another program for another number of rows is computed for all rows at once."""
+        """Refuse nothing. A step with another trace for another number of rows is computed for all rows at once."""
 
     def list_recorded(self) -> RecordedVariables:
         groups = group_variables(self.model)
@@ -107,7 +111,10 @@ class ModelStep:
         return [("gradient", self.gradient_variables), *of_state] if self._mode == "train" else of_state
 
     def _refuse_new_variables(self, state: State) -> None:
-        """Refuse variables that the state has no values of: made in the step, of a layer that nothing but the loss calls."""
+        """Refuse variables that the state has no values of.
+
+        They were made in the step, in a layer that nothing but the loss calls.
+        """
         variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
         new = [variable.path for variable in variables if id(variable) not in self._known]
         if new and len(variables) > len(state[0]) + len(state[1]):
@@ -117,7 +124,7 @@ class ModelStep:
             )
 
     def _compute_results(self, state: State) -> Logs:
-        """Return the results of the metrics."""
+        """Compute the results of the metrics."""
         names = [name for name in STATE_NAMES if self._mode == "train" or name != "optimizer_variables"]
         groups = group_variables(self.model)
         mapping = [pair for name, values in zip(names, state, strict=True) for pair in zip(groups[name], values, strict=True)]
@@ -147,7 +154,7 @@ class ModelStep:
         return mark_value(gradient, f"{GRADIENT} {len(self.gradient_variables) - 1}")
 
     def _put_kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Have kernels in the forward pass before its gradient is taken."""
+        """Put kernels into the forward pass before its gradient is taken."""
         if self._mode != "train":
             return contextlib.nullcontext()
 
@@ -164,7 +171,7 @@ class ModelStep:
 
     @contextlib.contextmanager
     def _mark_loss(self) -> Generator[None]:
-        """Mark what is fed to the metric of the loss in the block, or its mean."""
+        """Mark what the block feeds to the metric of the loss. Of several values, their mean is marked."""
 
         def wrap(update: Method) -> Method:
             def update_marked(values: Array, sample_weight: Array | None = None) -> KerasObject:
@@ -183,7 +190,7 @@ class ModelStep:
             yield
 
     def _note_labels(self, batch: PyTree) -> contextlib.AbstractContextManager[None]:
-        """Note the labels that the losses of compile() get in the block, and refuse losses that give no number."""
+        """Note the labels of compile()'s losses in the block. Losses that give no single number are refused."""
 
         def wrap(loss: Callable[..., Array]) -> Callable[..., Array]:
             def call_noted(y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None) -> Array:
@@ -202,7 +209,7 @@ def find_name(layer: KerasObject) -> str:
 
 
 def refuse_values(loss: object, value: Array) -> None:
-    """Refuse the values of a loss that reduces them to no number."""
+    """Refuse a loss that returns one value for each row."""
     if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none") and jnp.ndim(value):
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "

@@ -1,4 +1,7 @@
-"""The end of a step of a loop: the optimizers, once, from the sums of all replicas."""
+"""The end of a loop's step: the optimizers run once.
+
+They get the sums of all replicas.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from unisono._src.typing import Array, Values
 def apply_gradients(
     optimizer: keras.optimizers.Optimizer, slots: list[Array], gradients: Sequence[Array | None], weights: list[Array]
 ) -> tuple[list[Array], list[Array]]:
-    """Return (weights, the optimizer's state) after one update. Gradients may be missing."""
+    """Compute (weights, the optimizer's state) after one update. Gradients may be missing."""
     cast_gradients = [
         None if gradient is None else gradient.astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
     ]
@@ -23,7 +26,7 @@ def apply_gradients(
 
 
 def apply_all(variables: UsedVariables, state: State, gradients: Sequence[Array]) -> tuple[Values, Values]:
-    """Return (weights, the optimizers' state) after the updates. `gradients` come optimizer by optimizer."""
+    """Compute (weights, the optimizers' state) after the updates. `gradients` come optimizer by optimizer."""
     groups = (variables.weights, state[0]), (variables.slots, state[2])
     values = {id(variable): value for group, of_group in groups for variable, value in zip(group, of_group, strict=True)}
     left = iter(gradients)

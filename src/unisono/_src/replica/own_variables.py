@@ -1,4 +1,7 @@
-"""Variables of the user's own that replica code assigns: what a replica adds to them, and their values after the step."""
+"""Variables of the user's own that replica code assigns.
+
+A replica adds to them. Their values after the step follow from the sums.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from unisono._src.typing import Array, Values
 
 
 class OwnVariables:
-    """The variables to which replicas add, by `aggregation="sum"` or `"mean"`. All others are what the code makes of all rows."""
+    """The variables to which replicas add, by their aggregation.
+
+    It is "sum" or "mean". All others are what the code makes of all rows.
+    """
 
     def __init__(self, variables: UsedVariables, is_own: Callable[[keras.Variable], bool]) -> None:
-        """`is_own` says whether a variable is the user's own, of no layer."""
+        """Find these variables. `is_own` tells whether a variable is the user's own, of no layer."""
         self._variables = variables.non_trainable
         self._replaced = variables.replaced
         self._added = [
@@ -23,12 +29,12 @@ class OwnVariables:
             for place in variables.assigned
             if is_own(self._variables[place]) and self._variables[place].aggregation in ("sum", "mean")
         ]
-        """Their places."""
+        """Their positions."""
         for place in self._added:
             check_has_sum(self._variables[place])
 
     def list_parts(self, before: Values, after: Values, row_fraction: Array) -> list[Array]:
-        """Return what a replica adds to each of them: its growth, or its part of the mean by rows."""
+        """List what a replica adds to each of them. It is the change, or the replica's part of the mean by rows."""
         parts: list[Array] = []
         for place in self._added:
             new = widen(after[place])
@@ -37,7 +43,10 @@ class OwnVariables:
         return parts
 
     def put_totals(self, before: Values, after: Values, totals: Sequence[Array]) -> Values:
-        """Return the values after the step, from what the code makes of all rows and the sums of `list_parts`."""
+        """Compute the values after the step.
+
+        They follow from what the code makes of all rows, and from the sums of `list_parts`.
+        """
         values = list(after)
         for place, total in zip(self._added, totals, strict=True):
             values[place] = (self._find_base(place, before[place]) + total).astype(before[place].dtype)
@@ -45,11 +54,11 @@ class OwnVariables:
 
     @property
     def count(self) -> int:
-        """Return how many there are."""
+        """The number of these variables."""
         return len(self._added)
 
     def _find_base(self, place: int, old: Array) -> Array:
-        """Return the value to which replicas add: none where their part is of new values alone."""
+        """The value to which replicas add. It is zero where their part is of new values alone."""
         is_sum = self._variables[place].aggregation == "sum"
         return widen(old) if is_sum and place not in self._replaced else jnp.zeros_like(widen(old))
 
@@ -64,5 +73,5 @@ def check_has_sum(variable: keras.Variable) -> None:
 
 
 def widen(value: Array) -> Array:
-    """Return whole numbers and bools as numbers of 32 bits at least."""
+    """Convert small integers and bools to 32 bits."""
     return value.astype(jnp.int32) if not jnp.issubdtype(value.dtype, jnp.inexact) and value.dtype.itemsize < 4 else value

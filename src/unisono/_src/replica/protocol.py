@@ -12,4 +12,4 @@ State: TypeAlias = tuple[list[Array], ...]
 """Groups of arrays. Most steps have the groups of Keras' loops."""
 
 RecordedVariables: TypeAlias = list[tuple[str, list[keras.Variable]]]
-"""(kind, variables) of what is recorded of a step: gradients, then the groups of the state without the metrics."""
+"""(kind, variables) that are recorded of a step: gradients, then the groups of the state without the metrics."""

@@ -1,4 +1,7 @@
-"""The state of seed generators, and where replicas that are not compiled begin to draw."""
+"""The state of seed generators.
+
+Replicas that are not compiled begin to draw from states of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from unisono._src.typing import Array
 
 
 def is_seed_state(variable: keras.Variable) -> bool:
-    """Return whether a Keras variable is the state of a SeedGenerator."""
+    """Whether a Keras variable is the state of a SeedGenerator."""
     return variable.name == "seed_generator_state"
 
 
 def start_replica(state: State, others: Sequence[keras.Variable], replica: int) -> State:
-    """Return the state from which an uncompiled replica starts: with random state of its own, but for the first one."""
+    """Make the state from which an uncompiled replica starts. Its random state is its own, except in the first replica."""
     if not replica:
         return state
     own = [derive_key(value, replica) if is_seed_state(each) else value for each, value in zip(others, state[1], strict=True)]
@@ -26,6 +29,6 @@ def start_replica(state: State, others: Sequence[keras.Variable], replica: int) 
 
 
 def derive_key(state: Array, replica: int) -> Array:
-    """Return the state from which this replica draws."""
+    """Derive the state from which this replica draws."""
     key = wrap_key_data(state.astype("uint32"), impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)

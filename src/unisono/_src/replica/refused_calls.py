@@ -1,4 +1,4 @@
-"""Calls in replica code that would silently train another model: they are refused."""
+"""Refuse calls in replica code that would silently train another model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CodeRecord(Protocol):
 
 
 def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
-    """Return the wrappers of Keras' methods for replica code, by the names of their calls."""
+    """The wrappers of Keras' methods for replica code, by call name."""
     return {
         "layer": lambda stock: functools.partial(call_layer_or_loss, code, stock),
         "loss": lambda stock: functools.partial(call_loss, code, stock),
@@ -56,14 +56,17 @@ def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
 
 
 def update_metric(metric: keras.metrics.Metric, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-    """Update a metric that is called; its result would be that of one replica."""
+    """Update a metric that is called. Its result would be that of one replica."""
     return metric.update_state(*args, **kwargs)
 
 
 def call_layer_or_loss(
     code: CodeRecord, stock: Method, called: keras.Layer | keras.losses.Loss, /, *args: PyTree, **kwargs: PyTree
 ) -> PyTree:
-    """Call a layer or a loss that replica code uses. Refuse arrays that are the same for all replicas in place of the replica's rows."""
+    """Call a layer or a loss that replica code uses.
+
+    Arrays that are the same for all replicas are refused in place of the replica's rows.
+    """
     if not code.inside:
         args, kwargs, meant = unwrap_replicated((args, kwargs))
         check_call_arguments(code, called, jax.tree.leaves((args, kwargs)), meant)
@@ -75,7 +78,10 @@ def call_layer_or_loss(
 
 
 def check_call_arguments(code: CodeRecord, called: KerasObject, leaves: list[object], meant: list[AnyArray]) -> None:
-    """Refuse a layer of which no argument comes from the replica, and a loss of which one argument does not."""
+    """Refuse layers and losses that do not get the replica's rows.
+
+    Of a layer one argument is enough; of a loss each must come from the replica.
+    """
     known = [*meant, *(get_raw_value(variable) for variable in code.scope.read.values())]
     traced = [leaf for leaf in leaves if is_traced(leaf)]
     is_loss = isinstance(called, keras.losses.Loss)
@@ -88,7 +94,7 @@ def check_call_arguments(code: CodeRecord, called: KerasObject, leaves: list[obj
 
 @contextlib.contextmanager
 def enter_keras_code(code: CodeRecord) -> Generator[None]:
-    """Mark the block as the code of a layer, a loss or a metric, which may use arrays of its own."""
+    """Mark the block as code of Keras. A layer, a loss or a metric may use arrays of its own."""
     code.inside += 1
     try:
         with jax.named_scope(KERAS_MARK) if code.is_inspected else contextlib.nullcontext():
@@ -98,7 +104,7 @@ def enter_keras_code(code: CodeRecord) -> Generator[None]:
 
 
 def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments, Keywords, list[AnyArray]]:
-    """Return (args, kwargs, the arrays in them that the user has marked as replicated), with plain arrays in place of the marked ones."""
+    """Unwrap `Replicated` arguments: (args, kwargs, the arrays in them)."""
     meant: list[AnyArray] = []
 
     def is_replicated(leaf: object) -> TypeGuard[Replicated]:
@@ -115,12 +121,12 @@ def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments,
 
 
 def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
-    """Return whether a leaf is an array of rows that differ, and was not computed from the replica's rows."""
+    """Whether a leaf is an array of differing rows from outside. It was not computed from the replica's rows."""
     return is_plain_array(leaf) and not is_traced(leaf) and bool(leaf.ndim) and has_different_rows(leaf)
 
 
 def has_different_rows(array: LibraryArray) -> bool:
-    """Return whether an array has rows that differ. Equal rows, as labels that are all 1, are no data."""
+    """Whether an array has rows that differ. Equal rows, as labels that are all 1, are no data."""
     rows = np.asarray(array)
     return not np.array_equal(rows[1:], rows[:-1])
 
@@ -174,7 +180,7 @@ def call_loss(
     y_pred: PyTree,
     sample_weight: AnyArray | None = None,
 ) -> PyTree:
-    """Call a loss in replica code, and keep the mask of its values, by which rows are counted. Refuse a mean over a replica's rows."""
+    """Call a loss in replica code, and keep its mask. Rows are counted by the mask. A mean over a replica's rows is refused."""
     if loss.reduction in MEANS:
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and is called in replica code: it would divide by the {code.rows} "
@@ -191,7 +197,7 @@ def call_loss(
 
 
 def loss_class_name(loss: KerasObject) -> str:
-    """Return the name of a loss' class. Keras makes an object of another class of a name like "mse"."""
+    """The name of a loss' class. Keras makes an object of another class of a name like "mse"."""
     name = type(loss).__name__
     if name != "LossFunctionWrapper":
         return name
@@ -203,7 +209,7 @@ def loss_class_name(loss: KerasObject) -> str:
 def feed_mean(
     code: CodeRecord, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object
 ) -> PyTree:
-    """Update a mean in replica code, and note the arrays that it gets."""
+    """Update a mean in replica code, and note its arrays."""
     for leaf in jax.tree.leaves(values):
         if is_traced(leaf):
             code.note("fed", leaf, metric)
@@ -211,7 +217,7 @@ def feed_mean(
 
 
 def refuse_mean_of_part(metric: keras.metrics.Metric, why: str) -> NoReturn:
-    """Refuse a mean that is fed with a number which is not that of all rows."""
+    """Refuse to feed a mean with a number of some rows."""
     raise ValueError(
         f"The metric {metric.name!r} is a mean, and is fed with {why} Feed it with one value for each example, with ops.mean of them, or with "
         f"the share of the loss that un.value_and_grad returned in the same run: metrics take the value that the code has on all rows of the "
@@ -221,7 +227,7 @@ def refuse_mean_of_part(metric: keras.metrics.Metric, why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric]) -> Generator[None]:
-    """Refuse, in the block, to read or reset metrics: a replica knows its own rows alone."""
+    """Refuse to read or reset metrics in the block. A replica knows its own rows alone."""
 
     def wrap_update(update: Callable[..., None]) -> Callable[..., None]:
         def update_within_keras(*args: object, **kwargs: object) -> None:
@@ -240,7 +246,7 @@ def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric
 
 
 def make_refusal(metric: keras.metrics.Metric, name: str, _: Method) -> Callable[..., NoReturn]:
-    """Return a function that refuses this method of a metric, to be called in its place."""
+    """Build a function that refuses this method of a metric. It is called in the method's place."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ValueError(

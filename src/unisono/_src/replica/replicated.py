@@ -1,4 +1,7 @@
-"""Arrays that every replica gets whole: `un.replicate`. And the test for an array of any library."""
+"""Arrays that every replica gets whole: `un.replicate`.
+
+The test for an array of any library is here, too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from unisono._src.typing import Array, LibraryArray, PyTree, is_dict
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated:
-    """A tree of arrays that every replica is meant to get whole. A tree of one array is used like the array."""
+    """A tree of arrays that every replica gets whole. A tree of one array is used like the array."""
 
     value: PyTree
 
@@ -29,7 +32,7 @@ class Replicated:
         return np.asarray(self.value, *args, **kwargs)
 
     def __getitem__(self, key: Any) -> Replicated | Array:
-        """Return a part of the tree, or of the array."""
+        """A part of the tree, or of the array."""
         return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
 
     def __iter__(self) -> Iterator[object]:
@@ -41,14 +44,14 @@ class Replicated:
         return len(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the array."""
+        """An attribute of the array."""
         if name.startswith("__") or not is_array(self.value):
             raise AttributeError(name)
         return getattr(self.__jax_array__(), name)
 
 
 def forward_operator(name: str) -> Callable[..., Array]:
-    """Return the method of this name, which computes with the array of a `Replicated`."""
+    """Build the operator method that computes with the array."""
 
     def compute(self: Replicated, *others: object) -> Array:
         return getattr(self.__jax_array__(), name)(*others)
@@ -63,7 +66,7 @@ for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "
     setattr(Replicated, f"__{_operator}__", forward_operator(f"__{_operator}__"))
 
 
-# A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
+# JAX takes it for a tree, so that functions with a jit of their own (jnp.where, jax.nn.relu) accept one.
 jax.tree_util.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # JAX leaves the type of a key in a path open
     Replicated, lambda replicated: ((replicated.value,), None), lambda _, values: Replicated(*values)
 )
@@ -71,7 +74,7 @@ jax.tree_util.register_pytree_node(  # pyright: ignore[reportUnknownMemberType] 
 
 @says_near_names
 def replicate(value: PyTree) -> PyTree:
-    """Mark `value`, an array or a tree of arrays, as meant to reach every replica as a whole.
+    """Mark `value` as meant to reach every replica as a whole. It is an array or a tree of arrays.
 
     Args:
         value: For example a vector of class weights.
@@ -93,7 +96,7 @@ def refuse_tensorflow_data(thing: object, call: str) -> None:
 
 
 def is_array(thing: object) -> TypeGuard[LibraryArray]:
-    """Return whether this is an array of any library."""
+    """Whether this is an array of any library."""
     return (
         hasattr(thing, "shape")
         and hasattr(thing, "dtype")

@@ -1,8 +1,8 @@
-"""What code hands over, as losses and as values for means: has it values of rows, or is it one number, whatever its shape?
+"""Whether losses and values for means have an axis of rows.
 
-Values of rows grow with the rows, so the shape for some rows is compared with that for another number of rows. A sum over the rows of shape (1,)
-does not grow. Of one row, `ops.squeeze` removes the axis of rows, which is there for more rows. What code hands over is numbered in the order of
-the calls: a trace for other rows has the same numbers.
+Values of rows grow with the rows, so the shape for some rows is compared with that for another number of rows. A sum over the
+rows of shape (1,) does not grow. Of one row, `ops.squeeze` removes the axis of rows, which is there for more rows. What code
+hands over is numbered in the order of the calls: a trace for other rows has the same numbers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from unisono._src.typing import AnyArray, Array, Shape
 
 
 class RowAxes:
-    """The record of the shapes of what a trace hands over, in the order of the calls, by which it has values of rows or none."""
+    """The shapes of what a trace hands over, in call order. They tell values of rows from single numbers."""
 
     def __init__(self, rows: int = 1, others: Sequence[Shape] | None = None) -> None:
-        """`rows` are those of the trace. `others` is `noted` of a trace for another number of rows; None where there is no such trace."""
+        """Begin a record.
+
+        Args:
+            rows: Those of the trace.
+            others: `noted` of a trace for another number of rows; None where there is no such trace.
+        """
         self.noted: list[Shape] = []
         self._rows = rows
         self._others = others or ()
 
     def find_rows(self, values: AnyArray, need_rows: bool = False) -> Array | None:
-        """Return values of rows, with the axis of one row if the code has removed it; None for a number, whatever its shape.
+        """Find values of rows; None for a number of any shape. The axis of one row is put back if the code has removed it.
 
         `need_rows`: they are values of rows, or an error.
         """

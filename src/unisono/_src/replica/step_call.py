@@ -1,4 +1,7 @@
-"""The call of a model's own step: `train_step(state, data)`, `test_step` or `predict_step`, of Keras or of the user."""
+"""The call of a model's own step, Keras' or the user's.
+
+It is `train_step(state, data)`, `test_step` or `predict_step`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_s
 
 
 def call_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:
-    """Return the result of the user step. Losses of earlier traces are forgotten before it runs."""
+    """Call the model's step. Losses of earlier traces are forgotten before it runs."""
     forget_added_losses(model)
     with make_crops_compilable(model):
         return getattr(model, METHODS[mode])(state, unwrap_batch(batch))
 
 
 def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
-    """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
+    """Run a `predict_step`: (outputs, the non-trainable variables' values)."""
     returned = call_step(model, "predict", state, batch)
     is_pair = is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1])
     if not (is_pair and len(returned[1]) == len(state[1])):
@@ -36,7 +39,7 @@ def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[O
 
 
 def check_result(returned: UserObject, mode: str, state: State) -> tuple[Logs | None, tuple[list[Array], ...]]:
-    """Return the result of a step, if it is (logs, groups as long as those of the state); else refuse it."""
+    """Check that a step returned (logs, state). The groups of the state must be as long as before."""
     what = type(returned).__name__
     if is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1]):
         groups = returned[1]
@@ -58,12 +61,12 @@ def check_result(returned: UserObject, mode: str, state: State) -> tuple[Logs | 
 
 
 def format_sizes(sizes: Sequence[int | None]) -> str:
-    """Return sizes of groups in words; None stands for what is no group."""
+    """Format the sizes of groups. None stands for what is no group."""
     return ", ".join("no" if size is None else str(size) for size in sizes)
 
 
 def flatten_logs(logs: Logs) -> Logs:
-    """Return the logs as Keras' loops show them: without nesting, which `compile_metrics` makes.
+    """Flatten logs as Keras' loops show them. `compile_metrics` nests them.
 
     >>> flatten_logs({"loss": 1, "compile_metrics": {"mae": 2}})
     {'loss': 1, 'mae': 2}

@@ -1,4 +1,7 @@
-"""User code while it is traced as a replica: what the code may do, and a record of what it has done."""
+"""Record what user code does while it is traced as a replica.
+
+It also says what the code may do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObjec
 T = TypeVar("T")
 
 FindDivisor = Callable[[int, "float | Array"], Array]
-"""Returns the divisor of the whole batch, from a place among the divisors and the divisor of the rows that the code has."""
+"""Gives the divisor of the whole batch, from the number of the divisor and its value for the rows that the code has."""
 
 ScaleLoss = Callable[[keras.optimizers.Optimizer, Array], Array]
 """The method `scale_loss` of an optimizer."""
@@ -46,7 +49,7 @@ class NotedArrays(NamedTuple):
 
 
 class PendingUpdate(NamedTuple):
-    """An optimizer to be applied, when all replicas have given their gradients."""
+    """An optimizer to apply when all replicas have given their gradients."""
 
     optimizer: keras.optimizers.Optimizer
     gradients: dict[int, Array]
@@ -80,7 +83,7 @@ class ReplicaScope(ReadingScope):
         return super().get_current_value(variable)
 
     def left(self, variable: keras.Variable, start: Array) -> Array:
-        """Return the value of a variable after the code; `start` is its value before."""
+        """The value of a variable after the code. `start` is its value before."""
         return self.state_mapping.get(id(variable), start)
 
 
@@ -90,7 +93,10 @@ class ReplicaCode:
     def __init__(
         self, scope: ReplicaScope, replica: Array, replicas: int, row_fraction: Array, find_divisor: FindDivisor | None = None
     ) -> None:
-        """`find_divisor` returns divisors of the global batch; None where losses are not divided, so that the code can be read."""
+        """Begin a record.
+
+        `find_divisor` gives divisors of the global batch; None where losses are not divided, so that the code can be read.
+        """
         self.scope = scope
         self.replica = replica
         self.replicas = replicas
@@ -100,7 +106,7 @@ class ReplicaCode:
         self.fixed_divisors: list[tuple[float, int]] = []
         self.noted: list[NotedArrays] = []
         self.masks: list[Array] = []
-        """Masks of the losses that were called. The engine divides by what a mask leaves."""
+        """Masks of the losses that were called. The engine divides by the number of values that a mask keeps."""
         self.inside = 0
         """How many calls of layers and losses are around the line that runs."""
         self.is_inspected = False
@@ -118,19 +124,19 @@ class ReplicaCode:
         self._given_gradients: dict[int, Array] = {}
         self._scaled: dict[int, tuple[Array, keras.optimizers.Optimizer, Array]] = {}
         self._traces: list[object] = []
-        """The functions that JAX is tracing, as far as their arrays can be handed out: the code, and what `value_and_grad` differentiates."""
+        """The functions that JAX is tracing and whose arrays can be handed out: the code, and what `value_and_grad` differentiates."""
         self.rows: int | None = None
         """The rows of this replica."""
         self.axes = RowAxes()
         """Which losses and values for means have rows, and which are numbers."""
 
     def begin(self) -> None:
-        """Note that the trace begins in which the code is run."""
+        """Note that the code's own trace begins."""
         self._traces = [tracing.get_trace_state()]
 
     @contextlib.contextmanager
     def trace_gradients(self) -> Generator[None]:
-        """Note, for the block, that JAX traces what `value_and_grad` differentiates."""
+        """Note that JAX traces a gradient in the block. `value_and_grad` differentiates there."""
         self._traces.append(tracing.get_trace_state())
         try:
             yield
@@ -138,13 +144,13 @@ class ReplicaCode:
             self._traces.pop()
 
     def divided(self, numerator: Array, divisor: float | Array) -> Array:
-        """Return the numerator over the sum of all replicas' divisors."""
+        """Divide by the sum of all replicas' divisors."""
         place = len(self.divisors)
         self.divisors.append(divisor)
         return numerator if self._find_divisor is None else ops.divide_no_nan(numerator, self._find_divisor(place, divisor))
 
     def scaling(self, scale_loss: ScaleLoss) -> ScaleLoss:
-        """Return `optimizer.scale_loss` with a note of its calls: the engine then does not scale the loss once more."""
+        """Wrap `optimizer.scale_loss` to note its calls. The engine then does not scale the loss once more."""
 
         def scale_and_note(optimizer: keras.optimizers.Optimizer, loss: Array) -> Array:
             if isinstance(optimizer, LossScaleOptimizer) and not self.scales:
@@ -160,7 +166,7 @@ class ReplicaCode:
         return arrays
 
     def find_scaler(self, variables: Sequence[keras.Variable]) -> LossScaleOptimizer | None:
-        """Return the optimizer that scales the loss of one of these weights, if there is one."""
+        """Find the optimizer that scales the loss of these weights. None if there is none."""
         return next((self.scalers[id(variable)] for variable in variables if id(variable) in self.scalers), None)
 
     def note_gradients(self, gradients: Sequence[Array]) -> None:
@@ -169,7 +175,7 @@ class ReplicaCode:
         self.note("derivatives", list(gradients))
 
     def keep_scaled_gradient(self, optimizer: keras.optimizers.Optimizer, gradient: Array, scaled: Array) -> None:
-        """Keep the scaled gradient that the optimizer gets, where the code hands this gradient to the optimizer that scaled the loss."""
+        """Keep a gradient's scaled form for the optimizer that scaled the loss. The code hands on the unscaled gradient."""
         self._scaled[id(gradient)] = gradient, optimizer, scaled
 
     def apply(
@@ -178,7 +184,7 @@ class ReplicaCode:
         grads: Sequence[Array | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
-        """Note the gradients of an `optimizer.apply`: they are summed over replicas, and applied once."""
+        """Note the gradients of an `optimizer.apply`. They are summed over replicas, and applied once."""
         if tracing.get_trace_state() not in self._traces[:1]:
             raise ValueError(
                 f"The replica's code applies the optimizer {optimizer.name!r} inside of a function that JAX traces by itself (of ops.cond, "
@@ -217,7 +223,7 @@ class ReplicaCode:
         self.scope.updated_ids |= {id(variable) for variable in variables} | list_updated_ids(optimizer)
 
     def _gradient_for(self, optimizer: keras.optimizers.Optimizer, gradient: Array) -> Array:
-        """Return the gradient that the optimizer gets: the scaled one, where it scales the loss."""
+        """The gradient that the optimizer gets. It is the scaled one, where the optimizer scales the loss."""
         if not isinstance(optimizer, LossScaleOptimizer) or self.scaled_by_user:
             return gradient
         kept = self._scaled.get(id(gradient))
@@ -238,13 +244,13 @@ _current = CurrentCode()
 
 
 def get_current_code() -> ReplicaCode | None:
-    """Return the replica code that runs here; None outside of replica code."""
+    """The replica code that runs here. None outside of replica code."""
     return _current.code
 
 
 @contextlib.contextmanager
 def run_as_replica(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> Generator[ReplicaCode]:
-    """Run the block as the code of a replica that feeds these metrics."""
+    """Run the block as a replica's code, which feeds these metrics."""
     before = _current.code
     _current.code = code
     calls: dict[str, Callable[[UserFunction], UserFunction]] = {

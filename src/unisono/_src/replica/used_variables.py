@@ -21,11 +21,11 @@ class UsedVariables(NamedTuple):
     optimizers: list[keras.optimizers.Optimizer]
     metrics: list[keras.metrics.Metric]
     applied_optimizers: list[tuple[keras.optimizers.Optimizer, list[int]]]
-    """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
+    """Optimizers that are applied, and the positions of their weights that get a gradient."""
     assigned: list[int]
-    """Positions, among the others, of the variables that the code assigns."""
+    """Positions in `non_trainable` of the variables that the code assigns."""
     replaced: set[int]
-    """Those of them whose value before the code does not read."""
+    """Positions of assigned variables whose old value the code does not read."""
 
     @property
     def slots(self) -> list[keras.Variable]:
@@ -33,19 +33,19 @@ class UsedVariables(NamedTuple):
 
     @property
     def metric_variables(self) -> list[keras.Variable]:
-        """Return the variables of the metrics."""
+        """The variables of the metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
     def all(self) -> list[list[keras.Variable]]:
-        """Return all variables, in the groups of the state."""
+        """All variables, in the groups of the state."""
         return [self.weights, self.non_trainable, self.slots, self.metric_variables]
 
 
 def sort_variables(
     code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
 ) -> UsedVariables:
-    """Return the variables of the code by their use."""
+    """Sort the variables of the code by their use."""
     variables = {**code.scope.read, **code.scope.assigned}
     applied = [
         (

@@ -1,4 +1,7 @@
-"""The function that `strategy.run` gets, as a step: what replicas make of their rows, and what all rows together make of the state."""
+"""The function that `strategy.run` gets, as a step.
+
+Replicas compute what they add up of their rows. All rows together say what becomes of the state.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class CodeRun(NamedTuple):
 
 
 class UserStep:
-    """The step of a user function. Replicas compute gradients, outputs and what their own variables add up; the rest is that of all rows."""
+    """The step of a user function.
+
+    Replicas compute gradients, outputs and what their own variables add up; the rest is that of all rows.
+    """
 
     is_of_replicas = True
     returns_rows = False
@@ -61,13 +67,14 @@ class UserStep:
         can_be_cut: bool,
         has_fixed_losses: bool,
     ) -> None:
-        """
+        """Keep the function and its variables.
+
         Args:
             name: The name of the user's function.
             call: Calls the function.
             variables: The variables that it uses.
             replicas: R.
-            is_own: Says whether a variable is the user's own, of no layer.
+            is_own: Whether a variable is the user's own, of no layer.
             can_be_cut: Whether the code gets a batch's rows alone, and no values of an earlier step.
             has_fixed_losses: Whether a loss is an array whose shape is the same for any number of rows.
         """
@@ -78,13 +85,16 @@ class UserStep:
         self._has_fixed_losses = has_fixed_losses
         self.variables = variables
         self.returned: PyTree = None
-        """The tree that the code returns, with an `OutputLeaf` in the place of each array."""
+        """The tree that the code returns, with an `OutputLeaf` for each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
-        """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
+        """The divisors that the code itself gives, each with the number of values that a row has in the divided loss."""
         self._own = OwnVariables(variables, is_own)
 
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]:
-        """Return (new state, the sums of the numbers that replicas return), in a trace, with marks on what is a replica's."""
+        """Trace (new state, logs), with marks on a replica's own values.
+
+        The logs are the sums of the numbers that replicas return.
+        """
         rows = count_batch_rows(batch)
         row_fraction = np.float32(rows) / see_whole_batch(rows)
         replica = mark_value(cast(Array, np.int32(0)), REPLICA)
@@ -112,7 +122,7 @@ class UserStep:
         return CodeRun(code, outputs, after, row_fraction)
 
     def list_summed(self, state: State, run: CodeRun) -> list[Array]:
-        """Return what is added up over replicas: gradients, growths of variables, and numbers that are returned."""
+        """List what is added up over replicas. These are gradients, changes of variables, and numbers that are returned."""
         gradients = [
             widen_half_precision(gradient)
             for weight, gradient in zip(self._updated_weights, self._list_gradients(run.code), strict=True)
@@ -122,7 +132,7 @@ class UserStep:
         return [*gradients, *growths, *(widen_half_precision(output) for output in run.outputs if is_summed(output))]
 
     def finish(self, state: State, run: CodeRun, totals: Sequence[Array]) -> tuple[State, Logs]:
-        """Return (new state, logs), from a run on all rows and the sums of `list_summed`."""
+        """Compute (new state, logs) from a run on all rows. `totals` are the sums of `list_summed`."""
         left = iter(totals)
         of_batch = zip(self._updated_weights, self._list_gradients(run.code), strict=True)
         gradients = [
@@ -138,11 +148,11 @@ class UserStep:
         return (weights, others, slots, run.after[3]), logs
 
     def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
-        """Say nothing: replicas gather no rows, but layers that are synchronized."""
+        """Report nothing. Replicas gather no rows, except in layers that are synchronized."""
 
     @contextlib.contextmanager
     def explain_rows(self, rows: int, batch_rows: int) -> Generator[None]:
-        """Add to errors of a trace for all rows that the code runs on them too."""
+        """Explain in errors that the code runs on all rows too."""
         try:
             yield
         except Exception as error:
@@ -153,7 +163,7 @@ class UserStep:
             raise
 
     def refuse_other_programs(self, error: ValueError) -> NoReturn:
-        """Refuse code that is another program for another number of rows."""
+        """Refuse code whose trace differs for another number of rows."""
         raise ValueError(f"{ALL_ROWS.format(name=self.name)} {error} {FROM_ARGUMENTS}") from error
 
     def list_recorded(self) -> RecordedVariables:
@@ -162,7 +172,7 @@ class UserStep:
         return [("gradient", self._updated_weights), *state]
 
     def _find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes:
-        """Return what tells whether the code hands over values of rows: where that is open, by a trace for twice the rows."""
+        """Find out which losses have rows. Where that is open, the code is traced for twice the rows."""
         rows = count_batch_rows(batch)
         is_open = self._has_fixed_losses or (rows == 1 and any(map(is_traced, jax.tree.leaves(batch))))
         if not (is_open and self._can_be_cut):
@@ -175,7 +185,7 @@ class UserStep:
 
         try:
             eval_shape(trace, state, describe_more_rows(batch), constants)
-        except Exception:  # the code is for these rows alone
+        except Exception:  # the code works for this number of rows alone
             return RowAxes(rows)
         return RowAxes(rows, axes.noted)
 
@@ -183,7 +193,7 @@ class UserStep:
     def _open(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, find_divisor: FindDivisor, axes: RowAxes
     ) -> Generator[ReplicaCode]:
-        """Run the block as the code of a replica, with the values of the variables in `state`."""
+        """Run the block as replica code, with the variables' values from `state`."""
         mapping = [
             pair
             for variables, group in zip(self.variables.all, state, strict=True)
@@ -199,7 +209,7 @@ class UserStep:
 
     @property
     def _updated_weights(self) -> list[keras.Variable]:
-        """Return the weights that optimizers update, optimizer by optimizer."""
+        """The weights that optimizers update, optimizer by optimizer."""
         return [
             list_optimizer_weights(optimizer)[position]
             for optimizer, positions in self.variables.applied_optimizers
@@ -207,7 +217,7 @@ class UserStep:
         ]
 
     def _list_gradients(self, code: ReplicaCode) -> list[Array]:
-        """Return the gradients that the code applies, optimizer by optimizer."""
+        """List the gradients that the code applies, optimizer by optimizer."""
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
         return [
             by_optimizer[id(optimizer)][id(list_optimizer_weights(optimizer)[position])]
@@ -217,23 +227,23 @@ class UserStep:
 
 
 def see_whole_batch(number: float) -> Array:
-    """Return a count of this trace's rows, as it is in the trace for the whole batch."""
+    """Count this trace's rows, as the whole batch's trace counts them."""
     with jax.named_scope(BATCH_SCOPE):
         return mark_value(cast(Array, np.float32(number)), "unisono rows")
 
 
 def divide_by_sum(place: int, divisor: float | Array) -> Array:
-    """Return the sum of all replicas' divisors, in a trace."""
+    """Mark the divisor as a sum over all replicas, in a trace."""
     return mark_value(cast(Array, np.float32(divisor)) if isinstance(divisor, int | float) else divisor, SUM)
 
 
 def divide_by_own(place: int, divisor: float | Array) -> Array:
-    """Return the divisor, in code that has all rows."""
+    """Convert the divisor, in code that has all rows."""
     return jnp.float32(divisor)
 
 
 def describe_more_rows(batch: PyTree) -> PyTree:
-    """Return a batch in shapes, with twice the rows."""
+    """Describe a batch with twice the rows, in shapes."""
     return map_tree(lambda a: jax.ShapeDtypeStruct((*(2 * length for length in a.shape[:1]), *a.shape[1:]), a.dtype), batch)
 
 
@@ -244,7 +254,7 @@ def count_batch_rows(batch: PyTree) -> int:
 def find_loss_scalers(
     applied: list[tuple[keras.optimizers.Optimizer, list[int]]],
 ) -> dict[int, LossScaleOptimizer]:
-    """Return, for the ids of weights, the optimizer that scales their loss."""
+    """Find the optimizers that scale losses, by the ids of weights."""
     return {
         id(list_optimizer_weights(optimizer)[position]): optimizer
         for optimizer, positions in applied

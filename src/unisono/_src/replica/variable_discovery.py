@@ -1,4 +1,7 @@
-"""The variables that user code reads and assigns: one trace of the code, with nothing known, finds them."""
+"""Find the variables that user code reads and assigns.
+
+One trace of the code, with nothing known, finds them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def discover_variables(
     suspicion: Callable[[AnyArray], bool] = lambda array: True,
     eager: bool = False,
 ) -> UsedVariables:
-    """Return the variables of the code by their use; layers and optimizers that are not built are built.
+    """Find the variables of the code by their use. Layers and optimizers that are not built are built.
 
     Args:
         call: The code.
@@ -79,7 +82,7 @@ def discover_variables(
 
 
 def make_remade_error(paths: list[str]) -> ValueError:
-    """Return the error about code that makes new variables each time."""
+    """Build the error about code that makes new variables each time."""
     return ValueError(
         f"Every run of the replica's code makes variables anew ({', '.join(map(repr, paths[:3]))}), whose values would be lost. Make "
         f"layers, metrics and variables once, inside strategy.scope(), and use them in the code."
@@ -94,17 +97,17 @@ class Trace(NamedTuple):
     """A ClosedJaxpr; None where the code was called. Its arguments are the batch's arrays, the constants, the replica's number and its row
     fraction. Its results are the arrays that the code returns, and then those that it noted."""
     arrays: int
-    """How many arrays the batch has."""
+    """The number of arrays in the batch."""
 
     @property
     def used(self) -> list[keras.Variable]:
-        """Return the variables that the code needs."""
+        """The variables that the code needs."""
         updated = [variable for update in self.code.updates for variable in update.optimizer.variables]
         return [*self.code.scope.read.values(), *self.code.scope.assigned.values(), *updated]
 
     @property
     def noted(self) -> dict[str, list[tuple[UserObject, Atom]]]:
-        """Return the noted arrays by kind, each as (its `NotedArrays.origin`, its variable in the program)."""
+        """The noted arrays by kind. Each is (its `NotedArrays.origin`, its variable in the jaxpr)."""
         origins = [(noted.kind, noted.origin) for noted in self.code.noted for _ in jax.tree.leaves(noted.arrays)]
         by_kind: dict[str, list[tuple[UserObject, Atom]]] = {}
         outputs = self.program.jaxpr.outvars
@@ -114,11 +117,11 @@ class Trace(NamedTuple):
 
     @property
     def replica_position(self) -> int:
-        """Return the position, among the program's arguments, of the replica's number."""
+        """The position of the replica's number among the jaxpr's arguments."""
         return len(self.program.jaxpr.invars) - 2
 
     def find_results(self, *kinds: str) -> Iterator[tuple[UserObject, range]]:
-        """Return everything of these kinds that was noted, each as (its `NotedArrays.origin`, its positions among the program's results)."""
+        """Yield the notes of these kinds. Each is (its `NotedArrays.origin`, its positions among the jaxpr's results)."""
         start = len(self.returned)
         for noted in self.code.noted:
             stop = start + len(jax.tree.leaves(noted.arrays))
@@ -128,7 +131,7 @@ class Trace(NamedTuple):
 
     @property
     def returned(self) -> list[Atom]:
-        """Return the variables in the program for the arrays that the code returns."""
+        """The jaxpr's variables for the arrays that the code returns."""
         outputs = self.program.jaxpr.outvars
         return outputs[: len(outputs) - sum(len(jax.tree.leaves(noted.arrays)) for noted in self.code.noted)]
 
@@ -141,7 +144,7 @@ def trace_user_function(
     metrics: Sequence[keras.metrics.Metric],
     other_shapes: Sequence[Shape] | None = None,
 ) -> Trace:
-    """Return a trace of code whose variables are known and built. `other_shapes` are those of its losses for another number of rows."""
+    """Trace code whose variables are known and built. `other_shapes` are those of its losses for another number of rows."""
     code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1))
     return Trace(code, trace_code(code, call, batch, constants, metrics, other_shapes), len(jax.tree.leaves(batch)))
 
@@ -155,7 +158,7 @@ def trace_code(
     metrics: Sequence[keras.metrics.Metric],
     other_shapes: Sequence[Shape] | None = None,
 ) -> ClosedJaxpr:
-    """Return the program of the code, and of the arrays that it notes."""
+    """Trace the code, and the arrays that it notes, to a jaxpr."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     code.rows = rows
     code.axes = RowAxes(rows, other_shapes)
@@ -169,7 +172,7 @@ def trace_code(
         code.begin()
         return split_outputs(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
 
-    with run_as_replica(code, metrics):  # around the trace: variables made in the trace get their values after it
+    with run_as_replica(code, metrics):  # around the trace: variables that are made in it get their values after it
         return make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 
@@ -177,7 +180,7 @@ def trace_code(
 def call_code(
     code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
 ) -> None:
-    """Call the code, which cannot be traced."""
+    """Call code that cannot be traced."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     code.rows = rows
     code.axes = RowAxes(rows)

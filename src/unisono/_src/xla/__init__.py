@@ -1,1 +1,4 @@
-"""Questions to JAX and XLA below the level of arrays: when JAX starts, how it compiles, with how many threads."""
+"""Questions to JAX and XLA below the level of arrays.
+
+When does JAX start, how does it compile, with how many threads?
+"""

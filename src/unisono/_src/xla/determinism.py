@@ -1,7 +1,7 @@
-"""Flags and options that make XLA compute the same bits each time, on every number of threads.
+"""Flags and options that make XLA deterministic.
 
-On GPU they are in XLA_FLAGS, which XLA reads when JAX starts. Options that a compilation can take are given to each compilation, however
-the user has started Python.
+It then computes the same bits each time, on every number of threads. On GPU the flags are in XLA_FLAGS, which XLA reads when JAX
+starts. Options that a compilation can take are given to each compilation, however the user has started Python.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     },
     "gpu": {
         COMMAND_BUFFERS: ",".join(GRAPH_PARTS),
-        # Without measuring, products by cuBLAS are faster than those that XLA has Triton compile: 7 % of a transformer's step on an H100.
+        # Without measuring, matmuls by cuBLAS are faster than those that XLA has Triton compile: 7 % of a transformer's step on an H100.
         TRITON_PRODUCTS: False,
     },
 }
@@ -51,7 +51,10 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 
 def get_compiler_options(platform: str) -> dict[str, str | bool]:
-    """Return the compiler options of each of our programs on a platform. What XLA_FLAGS says of a GPU stays."""
+    """The compiler options of each of our programs on a platform.
+
+    A GPU option that XLA_FLAGS sets is left out, so the user's value holds.
+    """
     set_flags = read_xla_flags()
     users = {name for name in COMPILER_OPTIONS["gpu"] if name in set_flags}
     if set_flags.get(NO_MEASURING, "").lower() != "true":
@@ -61,12 +64,12 @@ def get_compiler_options(platform: str) -> dict[str, str | bool]:
 
 
 CPU_PARTS = 16
-"""XLA cuts the loops of a CPU program into parts, as many as there are threads at most, and makes other machine code for another number of
-parts: it may contract other products and sums to one operation. So programs are compiled for this number of threads, wherever they run."""
+"""XLA cuts the loops of a CPU program into parts, at most one for each thread, and makes other machine code for another number of parts:
+it may fuse other multiplications and additions. So programs are compiled for this number of threads, wherever they run."""
 
 
 def choose_compile_device(device: jax.Device) -> jax.Device:
-    """Return the device that the programs of a device are compiled for; its machine code is then loaded on the device."""
+    """Choose the device to compile for. The machine code is then loaded on the device that runs it."""
     return make_cpu_device(CPU_PARTS) if device.platform == "cpu" else device
 
 
@@ -76,19 +79,19 @@ TENSORFLOW_VARIABLE = "TF_DETERMINISTIC_OPS"
 
 
 def read_xla_flags() -> dict[str, str]:
-    """Return the flags in XLA_FLAGS, by name."""
+    """The flags in XLA_FLAGS, by name."""
     pairs = (word.lstrip("-").partition("=") for word in os.environ.get("XLA_FLAGS", "").split())
     return {name: value or "true" for name, _, value in pairs}
 
 
 def list_missing_flags() -> list[str]:
-    """Return the flags that XLA_FLAGS lacks, as they should be written there."""
+    """List the flags that XLA_FLAGS lacks, as they should be written there."""
     set_flags = read_xla_flags()
     return [f"--{name}={value}" for name, value in FLAGS.items() if set_flags.get(name, "").lower() != value]
 
 
 def can_find_gpu() -> bool:
-    """Return whether JAX may find a GPU when it starts."""
+    """Whether JAX may find a GPU when it starts."""
     allowed = os.environ.get("JAX_PLATFORMS", "")
     return (not allowed or any(name in allowed for name in GPU_PLATFORMS)) and any(
         importlib.util.find_spec(plugin) for plugin in GPU_PLUGINS
@@ -96,7 +99,7 @@ def can_find_gpu() -> bool:
 
 
 def add_missing_flags() -> None:
-    """Add the flags that the user has not set to XLA_FLAGS; JAX must not have started."""
+    """Add the flags that the user has not set to XLA_FLAGS. JAX must not have started."""
     set_flags = read_xla_flags()
     flags = [f"--{name}={value}" for name, value in FLAGS.items() if name not in set_flags]
     if flags and can_find_gpu():
@@ -104,7 +107,7 @@ def add_missing_flags() -> None:
 
 
 def check_flags(platforms: set[str]) -> None:
-    """Refuse devices that may give other bits each time; JAX must have started."""
+    """Refuse a GPU whose results may differ from run to run. JAX must have started."""
     flags = list_missing_flags()
     if flags and not platforms.isdisjoint(GPU_PLATFORMS):
         raise RuntimeError(

@@ -1,7 +1,9 @@
-"""The kind of a device: two devices of one kind give the same bits.
+"""The kind of a device, which decides bits.
 
-Of a CPU, instructions and caches decide bits: code is compiled for the instructions, and products are cut by the sizes of the caches. And
-the native kernels do, or their absence.
+Two devices of one kind give the same bits.
+
+On a CPU, instructions and caches decide bits: code is compiled for the instructions, and matmuls are blocked by the sizes of the
+caches. So does the library of native kernels, or its absence.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ COMPUTING_PREFIXES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
 
 
 def describe_device(device: jax.Device) -> dict[str, str]:
-    """Return the kind of a device, in words."""
+    """Describe the kind of a device, by the name of each fact."""
     if device.platform != "cpu":
         return {"device": device.device_kind}
     return {"device": device.device_kind} | describe_processor() | {"kernels": load_kernels().description}
 
 
 def has_native_kernels(kind: DeviceKind) -> bool | None:
-    """Return whether a kind of device computes with native kernels; None if it does not tell, as older records do not.
+    """Whether a kind of device computes with native kernels. It is None if the kind does not say, as in older records.
 
     >>> has_native_kernels({"kernels": "native avx2, build 1a2b"}), has_native_kernels({"kernels": "XLA's"})
     (True, False)
@@ -44,7 +46,9 @@ def has_native_kernels(kind: DeviceKind) -> bool | None:
 
 
 def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "there", here: str = "here") -> list[str]:
-    """Return in words how two kinds differ. Facts that only one side knows are left out; of instructions, only those of one side are listed.
+    """List the differences of two kinds, in words.
+
+    Facts that only one side knows are left out. Of instructions, only those of one side are listed.
 
     >>> list_kind_differences({"caches": "32K", "instructions": "avx2 fma"}, {"caches": "48K", "instructions": "avx2 avx512f fma"})
     ['caches: 32K there, 48K here', 'instructions: avx512f only here']
@@ -60,7 +64,7 @@ def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "th
 
 @functools.cache
 def describe_processor() -> dict[str, str]:
-    """Return the facts that are equal for two processors that give the same bits. Where the system tells none, Python's own are taken.
+    """Describe the processor by the facts that decide bits. Where the system gives none, Python's own are taken.
 
     If cores differ, all their models and caches are listed; instructions are listed if all cores have them.
     """
@@ -77,12 +81,12 @@ def describe_processor() -> dict[str, str]:
 
 @functools.cache
 def list_all_instructions() -> str:
-    """Return the names of all instructions of the first core: machine code with other instructions may not run."""
+    """The names of all instructions of the first core. Machine code with other instructions may not run."""
     return next(map(get_instructions, read_cores()), platform.machine())
 
 
 def select_computing_instructions(core: dict[str, str]) -> set[str]:
-    """Return the names of a core's instructions that compute.
+    """Select the names of a core's instructions that compute.
 
     >>> sorted(select_computing_instructions({"flags": "fpu avx2 hypervisor fma"}))
     ['avx2', 'fma']
@@ -94,7 +98,7 @@ def select_computing_instructions(core: dict[str, str]) -> set[str]:
 
 
 def read_cache_sizes(path: pathlib.Path) -> str:
-    """Return the sizes of the caches of a core, the first level first."""
+    """Read the sizes of a core's data caches, the first level first."""
     sizes = []
     for index in sorted(path.glob("cache/index[0-9]*")):
         try:
@@ -107,7 +111,7 @@ def read_cache_sizes(path: pathlib.Path) -> str:
 
 
 def join_alternatives(descriptions: list[str]) -> str:
-    """Return the different descriptions in one text, each of them once.
+    """Join the different descriptions in one text, each of them once.
 
     >>> join_alternatives(["48K 1280K", "48K 1280K", "32K 2048K", ""])
     '32K 2048K beside 48K 1280K'

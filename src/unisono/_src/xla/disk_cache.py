@@ -1,7 +1,8 @@
-"""Machine code on disk, in the folder of JAX's compilation cache, if the user has named one (JAX_COMPILATION_CACHE_DIR).
+"""Machine code on disk, in the folder of JAX's compilation cache.
 
-An entry of JAX can be loaded only on the device that it was compiled for; our entries can be loaded on all devices. JAX's settings hold for
-our entries too: the shortest compilation that is kept, and the size of the folder.
+It is used if the user has named a folder (JAX_COMPILATION_CACHE_DIR). An entry of JAX can be loaded only on the device that it
+was compiled for; our entries can be loaded on all devices. JAX's settings hold for our entries too: the shortest compilation that
+is kept, and the size of the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def is_cache_wanted() -> bool:
 
 
 def compute_key(text: str, device: jax.Device) -> str:
-    """Return the key of a program. It covers all that may change the machine code: versions, flags, and the machine."""
+    """Compute the key of a program. It covers all that may change the machine code: versions, flags, and the machine."""
     compiler = (*list_versions().values(), device.platform, device.device_kind, device.client.platform_version)
     machine = (
         os.environ.get("XLA_FLAGS", ""),
@@ -43,7 +44,7 @@ def compute_key(text: str, device: jax.Device) -> str:
 
 
 def read_code(key: str) -> bytes | None:
-    """Return the code of a key; None if there is none, or if it is not what was written."""
+    """Read the code of a key. None if there is none, or if its digest does not match."""
     with tolerate_disk_errors():
         stored = open_cache().get(key)
         if stored is not None and hashlib.sha256(stored[DIGEST:]).digest() == stored[:DIGEST]:
@@ -53,7 +54,7 @@ def read_code(key: str) -> bytes | None:
 
 
 def write_code(key: str, code: bytes, seconds: float) -> None:
-    """Write the code of a key, if its compilation took long enough to be worth it."""
+    """Write the code of a key, if its compilation took long enough."""
     if seconds >= read_setting("persistent_cache_min_compile_time_secs"):
         packed = zlib.compress(code, 1)
         with tolerate_disk_errors():
@@ -61,13 +62,13 @@ def write_code(key: str, code: bytes, seconds: float) -> None:
 
 
 def drop_code(key: str) -> None:
-    """Remove the code of a key, so that it can be written again: the cache never overwrites an entry."""
+    """Remove the code of a key. The cache never overwrites an entry, so it must go before it can be written again."""
     (Path(read_setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def tolerate_disk_errors() -> Iterator[None]:
-    """Turn errors of the block into warnings: a full disk, or a folder without write permission, must not stop a training."""
+    """Turn errors of the block into warnings. A full disk, or a folder without write permission, must not stop a training."""
     try:
         yield
     except Exception as error:  # of a disk, of the client of a remote one, or of a package that JAX misses for it

@@ -1,4 +1,7 @@
-"""Delay of Ctrl-C while state is between its old place and its new one."""
+"""Delay Ctrl-C while the state changes hands.
+
+A call of a program donates the old arrays before the new ones are assigned. An interrupt in between would lose the state.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Functions that are compiled once and loaded on every device that runs them.
+"""Functions that are compiled once and loaded on every device.
 
-A second compilation of the same source may give other machine code, and compiling for eight devices takes eight times as long as for one.
-So a program is compiled for the first device that needs it. The other devices load the same machine code, and so do later processes if
-the user has named a folder for it (`disk_cache`).
+A second compilation of the same source may give other machine code, and compiling for eight devices takes eight times as long as
+for one. So a program is compiled for the first device that needs it. The other devices load the same machine code, and so do
+later processes if the user has named a folder for it (`disk_cache`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pick
 
 
 class FixedProgramError(Exception):
-    """A program runs only where it is compiled: its machine code cannot be moved, or holds addresses of this process."""
+    """A program runs only where it is compiled.
+
+    Its machine code cannot be moved, or holds addresses of this process.
+    """
 
 
 Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTreeDef]
@@ -46,17 +49,21 @@ Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTr
 
 
 class DeviceProgram:
-    """A compiled function: `program(place, key, *args)` runs it on a device, or on all of a mesh, with one compilation for each key.
+    """A function that is compiled once for each key and runs anywhere.
 
-    A key stands for the shapes and dtypes of the arguments. The arguments are arrays there, or host arrays. A device of a mesh is given its
-    part of each array, and runs the machine code that a single device runs. Programs are kept as long as this object, however many keys it is
-    called with: shapes that come back must not be compiled again.
+    `program(place, key, *args)` runs it on a device, or on all devices of a mesh. A key stands for the shapes and dtypes of the
+    arguments. The arguments are arrays there, or host arrays. A device of a mesh is given its part of each array, and runs the
+    machine code that a single device runs. Programs are kept as long as this object, for any number of keys: shapes that come
+    back must not be compiled again.
     """
 
     def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = (), cut: PyTree = False) -> None:
-        """Keep the function. `donate` holds the positions of the arguments whose memory is used again.
+        """Keep the function.
 
-        `cut` tells, in the structure of the result or of its upper part, which arrays differ from device to device of a mesh.
+        Args:
+            function: What to compile.
+            donate: The positions of the arguments whose memory is used again.
+            cut: Which arrays of the result differ from device to device of a mesh: a tree of the result's structure, or of its upper part.
         """
         self._function = function
         self._donate = donate
@@ -70,7 +77,7 @@ class DeviceProgram:
             return self.find_or_load(place, key, *args)(*args)
 
     def find_or_load(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
-        """Return the executable for the place and the key; it is compiled and loaded if it was not."""
+        """Find the executable for the place and the key. It is compiled and loaded if it was not."""
         loaded = self._loaded.get((key, place))
         if loaded is None:
             loaded = self._loaded[key, place] = self._load(place, key, args)
@@ -98,7 +105,7 @@ class DeviceProgram:
             return compile_lowered(self._lower_fixed(mesh, args), lead)
 
     def _lower(self, device: jax.Device, mesh: DeviceMesh, args: Arguments) -> jax.stages.Lowered:
-        """Return the program of one device as JAX lowers it.
+        """Lower the program of one device.
 
         Unused arguments stay in the program, because it is found again by its text: else two programs that use different arguments could have one
         text.
@@ -108,7 +115,7 @@ class DeviceProgram:
             return jitted.lower(*describe_arguments(args, device, mesh))
 
     def _lower_fixed(self, mesh: DeviceMesh, args: Arguments) -> jax.stages.Lowered:
-        """Return the program of a mesh, for machine code that cannot be moved to it."""
+        """Lower the program of a mesh, where code cannot be moved."""
         if mesh.size == 1:
             return self._lower(mesh.lead, mesh, args)
         function = mesh.map_blocks(self._function, jax.tree.map(mesh.is_cut, args), self._cut)
@@ -116,7 +123,7 @@ class DeviceProgram:
 
 
 def describe_arguments(args: Arguments, device: jax.Device, mesh: DeviceMesh) -> Arguments:
-    """Return what one device of a mesh gets of the arguments, in shapes, on a device.
+    """Describe one device's part of the arguments, in shapes.
 
     JAX lets results stay on their device if one of the arguments has to.
     """
@@ -140,8 +147,11 @@ _shared: collections.OrderedDict[Hashable, PortableProgram] = collections.Ordere
 
 
 def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
-    """Return the machine code of a program, loaded on a device. If the same program was compiled not long ago, its code is used again: a user
-    who trains an equal model again, or on another placement, does not wait for the compiler twice."""
+    """Find the machine code of a program, or compile it.
+
+    Programs compiled not long ago are shared: a user who trains an equal model again, or on another placement, does not wait for
+    the compiler twice.
+    """
     text = lowered.as_text()
     if "callback" in text:  # the text holds the address of a function of this model
         raise FixedProgramError("a callback")
@@ -155,7 +165,7 @@ def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> Portable
 
 
 def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
-    """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
+    """Load a program from disk, or compile it and write it there."""
     if not disk_cache.is_cache_wanted():
         return compile_portable(lowered, device)
     key = disk_cache.compute_key(text, device)
@@ -176,7 +186,10 @@ def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) 
 
 
 def compile_portable(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
-    """Compile a program that was lowered for the compile device of a device, and load it on the device."""
+    """Compile a lowered program and load it on the device.
+
+    It was lowered for the device's compile device (`choose_compile_device`).
+    """
     compiled = compile_lowered(lowered, device)
     if determinism.choose_compile_device(device) is device:
         return PortableProgram(compiled, device)
@@ -185,7 +198,7 @@ def compile_portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portabl
 
 
 def serialize(compiled: jax.stages.Compiled) -> Serialized:
-    """Return the machine code of an executable; raise `FixedProgramError` where it cannot be moved."""
+    """Serialize an executable. `FixedProgramError` says that it cannot be moved."""
     try:
         return serialize_executable.serialize(compiled)
     except NOT_PORTABLE as error:
@@ -201,7 +214,7 @@ def forget_shared_programs() -> None:
 
 @contextlib.contextmanager
 def disable_jax_cache() -> Iterator[None]:
-    """Switch JAX's compilation cache off for the block: machine code from it cannot be loaded on other devices."""
+    """Switch JAX's compilation cache off for the block. Machine code from it cannot be loaded on other devices."""
     if not settings.jax_compilation_cache_dir:
         yield
         return
@@ -216,14 +229,14 @@ def disable_jax_cache() -> Iterator[None]:
 
 
 class PortableProgram:
-    """Machine code that can be loaded on other devices than the one that it was compiled for.
+    """Machine code that can be loaded on other devices.
 
     It stays loaded on a device as long as a model uses it, and on the first device as long as this object lives: a process may have
     65 530 memory mappings on Linux, and machine code takes dozens for each device.
     """
 
     def __init__(self, first: jax.stages.Compiled, device: jax.Device, serialized: Serialized | None = None) -> None:
-        """Keep a program that is loaded on a device. It is serialized when that is first needed, if it is not."""
+        """Keep a loaded program. It is serialized at first need if `serialized` is not given."""
         self._first = first
         self._loaded: weakref.WeakValueDictionary[Hashable, jax.stages.Compiled] = weakref.WeakValueDictionary()
         self._loaded[get_mesh((device,))] = first
@@ -238,7 +251,13 @@ class PortableProgram:
         return self._serialized[0]
 
     def load_on(self, mesh: DeviceMesh, cut_arguments: Sequence[bool] = (), cut: PyTree = False) -> jax.stages.Compiled:
-        """Return the program, loaded on the devices of a mesh; `cut` are arrays that differ from device to device."""
+        """Load the program on the devices of a mesh, once.
+
+        Args:
+            mesh: The devices.
+            cut_arguments: For each array of the arguments, whether devices have different parts.
+            cut: The same of the results, as a tree.
+        """
         key: Hashable = mesh
         shardings = None
         if mesh.size > 1:

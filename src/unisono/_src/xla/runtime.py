@@ -1,7 +1,6 @@
-"""The start of JAX, and settings that come before it: the number of CPU devices, and two threads at least in the thread pool.
+"""The start of JAX, and settings that come before it.
 
-The number of threads changes no bit (see `use_one_thread`, `determinism`, and in `rewrite` `contraction`, `reduction` and `fourier`), with one
-exception: for a single thread, XLA compiles some expressions to other code.
+These are the number of CPU devices, and at least two threads in the thread pool.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NUMPY_LIBRARIES = "numpy.libs"
 
 
 def make_cpu_devices(count: int) -> None:
-    """Set JAX to make at least `count` CPU devices; JAX must not have started. This is harmless where JAX finds a GPU or TPU."""
+    """Set JAX to make at least `count` CPU devices. JAX must not have started. This is harmless where JAX finds a GPU or TPU."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return  # the user has set the number
     if count_requested_cpu_devices() < count:
@@ -32,24 +31,24 @@ def make_cpu_devices(count: int) -> None:
 
 
 def count_requested_cpu_devices() -> int:
-    """Return the number of CPU devices in JAX's settings; -1 if it is not set, and JAX makes one."""
+    """The number of CPU devices in JAX's settings. It is -1 if it is not set: then JAX makes one."""
     return settings.jax_num_cpu_devices
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_threads() -> int:
-    """Return the number of threads that JAX has on CPU, or would have if it started now."""
+    """Count the CPU threads that JAX has, or would have now."""
     requested = int(os.environ.get("PJRT_NPROC") or count_cores())
     devices = jax.local_device_count("cpu") if has_jax_started() else count_requested_cpu_devices()
     return max(requested, devices)
 
 
 def set_fewest_threads() -> None:
-    """Set JAX to two threads where it would have one; JAX must not have started. A setting of the user stays."""
+    """Set JAX to two threads where it would have one. JAX must not have started. A setting of the user stays."""
     if "PJRT_NPROC" not in os.environ and count_threads() < FEWEST_THREADS:
         os.environ["PJRT_NPROC"] = str(FEWEST_THREADS)
 
@@ -67,7 +66,7 @@ def check_threads() -> None:
 
 @functools.cache
 def use_one_thread() -> None:
-    """Limit LAPACK to one thread for as long as the process lives: a program may run at any time.
+    """Limit LAPACK to one thread until the process ends. A program may run at any time.
 
     Programs on CPU call the LAPACK of SciPy for decompositions and for solutions of equations, and so does `keras.initializers.Orthogonal`.
     This LAPACK has one thread for each core, and the number of threads changes bits.

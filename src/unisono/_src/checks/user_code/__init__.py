@@ -1,1 +1,4 @@
-"""Checks that read the user's code, and refuse or warn of what would silently train something else."""
+"""Checks that read the user's code.
+
+They refuse, or warn of, what would silently train something else.
+"""

@@ -1,6 +1,7 @@
-"""Values that a function captures and that must not reach what is compiled: arrays that are no arguments, iterators, traced values.
+"""Captured values that must not reach what is compiled.
 
-And comparisons of an array in a program with a captured one: it is that array, or may have been computed from it.
+They are arrays that are no arguments, iterators, and traced values. Arrays of a jaxpr are also compared with captured ones: one
+may be the captured array, or may have been computed from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MOST_ITEMS_IN_LISTS = 1024
 
 
 def find_captured_arrays(captures: list[Capture]) -> list[tuple[str, LibraryArray]]:
-    """Return the arrays that a function, or one that it calls, may find by a name, each with the name that the code writes.
+    """Find the arrays that a function reaches by names.
+
+    They come with the name that the code writes. Functions that it calls count too.
 
     Traced numbers are among them.
     """
@@ -38,7 +41,7 @@ def find_captured_arrays(captures: list[Capture]) -> list[tuple[str, LibraryArra
 
 
 def find_replicated_arrays(captures: list[Capture]) -> list[AnyArray]:
-    """Return the captured arrays that are meant to be the same for all replicas."""
+    """Find the captured arrays that are marked as replicated."""
     leaves = [leaf for capture in captures for leaf in find_leaves(capture.value) if isinstance(leaf, Replicated)]
     return [array for replicated in leaves for array in jax.tree.leaves(replicated)]
 
@@ -48,7 +51,7 @@ def find_arrays(value: UserObject) -> Iterator[LibraryArray]:
 
 
 def find_leaves(value: UserObject) -> Iterator[UserObject]:
-    """Return a value, or what is in it, however deep; of a long list the first items."""
+    """Yield the leaves of a value, or the value itself. Of a long list only the first items are looked at."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if not isinstance(value, list | tuple | collections.deque | set):
@@ -59,7 +62,7 @@ def find_leaves(value: UserObject) -> Iterator[UserObject]:
 
 
 def is_source_of_items(value: object) -> bool:
-    """Return whether a value is an iterator, or an object of a user's class that has items: no names lead to the arrays that it gives."""
+    """Whether a value gives items that no name leads to. It is an iterator, or an object of a user's class that has items."""
     kind = type(value)
     return isinstance(value, Iterator | keras.utils.PyDataset) or (
         hasattr(kind, "__getitem__") and is_user_module(kind.__module__)
@@ -67,7 +70,10 @@ def is_source_of_items(value: object) -> bool:
 
 
 def refuse_compiled_captures(captures: list[Capture]) -> None:
-    """Refuse, after a trace, traced values that the function has kept anywhere, and iterators: compiled code has the same item for good."""
+    """Refuse traced values that the function has kept, and iterators.
+
+    It is checked after a trace. Compiled code has the same item for good.
+    """
     for capture in captures:
         if any(isinstance(array, Tracer) for array in find_arrays(capture.value)):
             raise ValueError(
@@ -83,7 +89,7 @@ def refuse_compiled_captures(captures: list[Capture]) -> None:
 
 
 def is_among_constants(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
-    """Return whether an array, or some of its rows, went into a program that has these constants."""
+    """Whether an array, or rows of it, are among these constants. They are those of a jaxpr."""
     if isinstance(array, jax.Array):
         return any(constant is array for constant in constants)
     rows = np.asarray(array)
@@ -95,7 +101,7 @@ def is_among_constants(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
 
 
 def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
-    """Return whether the wanted rows are in `rows`, next to each other. A few whole numbers may be anything."""
+    """Whether `rows` contain the wanted rows, next to each other. A few integers may be anything, and do not count."""
     count = len(wanted)
     if not 0 < count <= len(rows) or (count < len(rows) and wanted.dtype.kind != "f" and wanted.ndim == 1):
         return False
@@ -110,9 +116,10 @@ def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def can_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
-    """Return whether a constant may have been computed from a captured array, whose values the code reads.
+    """Whether a constant may have been computed from a captured array. The code reads its values.
 
-    Signs of this are as many rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the array has too.
+    Signs of this are an equal number of rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the
+    array has too.
     """
     if constant.shape[:1] == array.shape[:1] or constant.shape[1:] == array.shape:
         return True
@@ -125,5 +132,5 @@ def can_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
 
 
 def is_chosen_from(vector: np.ndarray, source: np.ndarray) -> bool:
-    """Return whether a vector has only values of another vector, as labels that were chosen from it."""
+    """Whether a vector has only values of another vector. Labels that were chosen from it do."""
     return vector.ndim == source.ndim == 1 and bool(np.isin(vector, source).all())

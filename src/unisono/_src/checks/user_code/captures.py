@@ -1,4 +1,7 @@
-"""Captures of a function: objects outside of it that it finds by names, as its bytecode and its closure tell."""
+"""Captures of a function: outside objects that it finds by names.
+
+Its bytecode and its closure tell them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from unisono._src.replica.replicated import Replicated, is_array
 from unisono._src.typing import UserFunction, UserObject
 
 WITHOUT_SETTINGS = ("builtins", "jax", "jaxlib", "numpy", "unisono")
-"""Libraries on whose objects users put nothing."""
+"""Libraries whose objects hold no settings of users."""
 VALUE_TYPES = (bool, int, float, str, bytes)
 """Types of numbers and texts, which are compared by value."""
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
@@ -26,18 +29,18 @@ KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.
 COLLECTION_TYPES = (list, tuple, dict, collections.deque)
 FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 MOST_ITEMS = 64
-"""Items of a list or a dict that is looked at item by item; a longer one is not."""
+"""The most items of a list or a dict that is looked into."""
 
 
 class Capture(NamedTuple):
-    """A name that a function, or one that it calls, uses for something outside of it."""
+    """A name that a function uses for something outside of it. Functions that it calls count too."""
 
     path: str
     """The expression by which the code finds it."""
     read: Callable[[], UserObject]
-    """Returns what is found there now; `Capture` where there is nothing."""
+    """Reads the value that is there now; `Capture` where there is nothing."""
     holds_data: bool = True
-    """Whether an array there may reach what is computed: not in a layer, metric or loss, whose arrays are its own affair."""
+    """Whether an array there may be data. An array in a layer, metric or loss is that object's own affair."""
 
     @property
     def value(self) -> UserObject:
@@ -53,7 +56,7 @@ def capture_argument(path: str, thing: UserObject) -> Capture:
 
 
 def read_cell(cell: types.CellType) -> UserObject:
-    """Return the value of a closure's cell; the cell itself where nothing was assigned yet."""
+    """The value of a closure's cell. The cell itself where nothing was assigned yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -61,10 +64,10 @@ def read_cell(cell: types.CellType) -> UserObject:
 
 
 def find_captures(function: UserFunction, arguments: Iterable[tuple[str, UserObject]] = ()) -> list[Capture]:
-    """Return the names by which a function finds what is outside of it.
+    """Find the names by which a function reaches outside objects.
 
-    `arguments` are objects that it gets, with their names: their attributes are found by names as well, by this function and by those that
-    it calls.
+    `arguments` are objects that it gets, with their names: their attributes are found by names as well, by this function and by
+    those that it calls.
     """
     seen: set[int] = set()
     captures = list(_walk_function(function, seen))
@@ -77,7 +80,10 @@ def find_captures(function: UserFunction, arguments: Iterable[tuple[str, UserObj
 
 
 def can_run_replicas(function: UserFunction, strategy: type, datasets: tuple[type, ...]) -> bool:
-    """Return whether the function, or one that it calls, finds a distributed dataset by a name, or a strategy and the name of `run`."""
+    """Whether the function may call `strategy.run`.
+
+    It, or a function that it calls, finds a distributed dataset by a name, or a strategy and the name of `run`.
+    """
     values = [capture.value for capture in find_captures(function)]
     if any(isinstance(value, datasets) for value in values):
         return True
@@ -112,7 +118,10 @@ def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
 
 
 def is_wrapper(value: object) -> bool:
-    """Return whether a value names the function that it wraps. An object of a user may raise anything for a name that it does not have."""
+    """Whether a value names the function that it wraps.
+
+    An object of a user may raise anything for a name that it does not have.
+    """
     try:
         return hasattr(value, "__wrapped__")
     except Exception:  # of the object's own __getattr__
@@ -122,7 +131,7 @@ def is_wrapper(value: object) -> bool:
 def _walk_items(
     holder: Mapping[UserObject, object], keys: Iterable[str | int], where: str | None, names: frozenset[str], seen: set[int]
 ) -> Iterator[Capture]:
-    """Yield the captures of these keys, called `where`, or by the keys."""
+    """Yield the captures of these keys, called `where` or by the keys."""
     for key in sorted(keys, key=str):
         yield from _walk_capture(capture_item(where or str(key), holder, key), names, seen)
 
@@ -133,7 +142,10 @@ def _walk_capture(capture: Capture, names: frozenset[str], seen: set[int]) -> It
 
 
 def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
-    """Yield the captures that a value leads to. Of an object, only attributes with `names`, which the code uses, are looked at."""
+    """Yield the captures that a value leads to.
+
+    Of an object, only attributes with `names`, which the code uses, are looked at.
+    """
     if isinstance(value, FUNCTION_TYPES) or is_wrapper(value):
         yield from _walk_function(value, seen)
     elif isinstance(value, COLLECTION_TYPES) and len(value) <= MOST_ITEMS and id(value) not in seen:
@@ -152,7 +164,7 @@ def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int])
 
 
 def _walk_class(path: str, kind: type, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
-    """Yield the attributes of a user's class, also those of its bases, that have these names."""
+    """Yield the attributes with these names of a user's class. Its bases count too."""
     if id(kind) in seen or not is_user_module(kind.__module__):
         return
     seen.add(id(kind))
@@ -162,7 +174,7 @@ def _walk_class(path: str, kind: type, names: frozenset[str], seen: set[int]) ->
 
 
 def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
-    """Yield the attributes of a module, or of an object of a user's class. Of another object, those that are numbers or texts."""
+    """Yield the attributes of a module or of a user's object. Of another object, those that are numbers or texts."""
     module = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
     if id(thing) in seen:
         return
@@ -186,8 +198,10 @@ def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]
 
 
 def _walk_settings(path: str, thing: object, names: frozenset[str]) -> Iterator[Capture]:
-    """Yield the attributes of an object of a library's class that are numbers or texts: a user may have put them there, as in a namespace of
-    options."""
+    """Yield a library object's attributes that are numbers or texts.
+
+    A user may have put them there, as in a namespace of options.
+    """
     attributes = getattr(thing, "__dict__", None)
     if isinstance(attributes, dict):
         for name in sorted(names & attributes.keys()):
@@ -201,7 +215,7 @@ def find_slots(thing: object) -> set[str]:
 
 
 def find_methods(kind: type, names: frozenset[str]) -> tuple[list[tuple[Mapping[str, object], str]], frozenset[str]]:
-    """Return the methods of a class and its bases that have these names, and the names together with those that such methods use.
+    """Find the methods with these names in a class and its bases. The names that such methods use are added to the names.
 
     A method is given by the attributes of the class that has it, and its name.
     """
@@ -222,7 +236,7 @@ def find_methods(kind: type, names: frozenset[str]) -> tuple[list[tuple[Mapping[
 
 @functools.lru_cache(maxsize=4096)
 def is_user_module(module: str | None) -> bool:
-    """Return whether a module belongs to no library: what libraries keep is their own affair."""
+    """Whether a module belongs to no library. What libraries keep is their own affair."""
     if module is None or module.partition(".")[0] in LIBRARIES:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -231,7 +245,7 @@ def is_user_module(module: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def find_global_names(code: types.CodeType) -> frozenset[str]:
-    """Return the global names that code uses, and the functions inside it."""
+    """Find the global names that code, and inner functions, use."""
     loads = ("LOAD_GLOBAL", "LOAD_NAME")
     names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in loads}
     return frozenset(names).union(*(find_global_names(inner) for inner in find_inner_codes(code)))
@@ -239,7 +253,7 @@ def find_global_names(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def find_code_names(code: types.CodeType) -> frozenset[str]:
-    """Return all names that code uses, and the functions inside it; strings too, where the code sets attributes by them."""
+    """Find all names that code, and inner functions, use. Strings count too, where the code sets attributes by them."""
     texts = (constant for constant in code.co_consts if isinstance(constant, str)) if "setattr" in code.co_names else ()
     return frozenset(code.co_names).union(texts, *(find_code_names(inner) for inner in find_inner_codes(code)))
 

@@ -1,4 +1,7 @@
-"""Operands of a traced program that are made of constants alone, where they meet what is made of a replica's rows."""
+"""Find where constants meet a replica's rows in a jaxpr.
+
+An operand that is made of constants alone is combined there with what is made of rows.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,22 @@ from unisono._src.typing import AnyArray, Shape
 
 
 class ConstantOperand(NamedTuple):
-    """An operand that is made of a constant alone, in an equation that also takes something made of a replica's rows."""
+    """An operand made of a constant, which meets a replica's rows.
+
+    The rows, or what is made of them, are another operand of the equation.
+    """
 
     constant: AnyArray
     shape: Shape
     has_its_rows: bool
-    """Whether its first axis still is the first axis of the constant, as after a slice and not after a sum over it, and no axis of a matrix
-    that the replica's rows are multiplied by."""
+    """Whether its first axis is still that of the constant, as after a slice, and not after a sum over it. An axis of a matrix that multiplies the
+    replica's rows does not count."""
 
 
 def find_constant_operands(
     sources: Provenance, constants: Collection[int], own_constants: Collection[int] = ()
 ) -> list[ConstantOperand]:
-    """Return where an equation takes something made of the constants with these ids together with something made of the replica's values.
+    """Find where equations combine these constants with the replica's values. The constants are given by ids.
 
     The replica's values are its arguments, and the constants with the ids `own_constants`.
     """
@@ -55,13 +61,13 @@ def find_constant_operands(
 
 
 def pairs_first_axes(equation: core.JaxprEqn) -> bool:
-    """Return whether the operands' first axes go along one another: in a product they may go along other axes."""
+    """Whether the operands' first axes are paired. In a matmul they may not be."""
     is_product = equation.primitive.name == "dot_general"
     return not is_product or any((0, 0) in zip(*axes, strict=True) for axes in equation.params["dimension_numbers"])
 
 
 def is_first_axis_kept(equation: core.JaxprEqn, operand: Atom) -> bool:
-    """Return whether the first axis of the results is that of the operand. Unknown operations keep it."""
+    """Whether the results' first axis is that of the operand. Unknown operations keep it."""
     name = equation.primitive.name
     params = equation.params
     if not get_shape(operand):

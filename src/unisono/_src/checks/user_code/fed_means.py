@@ -1,4 +1,7 @@
-"""Mean metrics that are fed with a number by which replica code means a replica's rows: metrics take the value that the code has on all rows."""
+"""Mean metrics that are fed with a replica's own mean.
+
+Metrics take the value that the code has on all rows. A number that stands for the mean over a replica's rows is something else.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from unisono._src.replica.refused_calls import refuse_mean_of_part
 
 
 def check_earlier_shares(code: InspectedCode) -> None:
-    """Refuse mean metrics that are fed with shares of a loss which an earlier run has returned."""
+    """Refuse means that are fed with an earlier run's loss shares."""
     inputs = code.sources.program.jaxpr.invars
     shares = [inputs[position] for position in code.carried_shares]
     for metric, value in code.trace.noted.get("fed", []) if shares and code.replicas > 1 else []:
@@ -23,7 +26,7 @@ def check_earlier_shares(code: InspectedCode) -> None:
 
 
 def check_fed_means(both: TwoTraces, replicas: int, rows: int, size: int) -> None:
-    """Refuse mean metrics that are fed with sums by the rows of a replica, or with shares times R.
+    """Refuse means fed with a replica's mean, or R times a share.
 
     `rows` are those of the global batch, `size` are those of the replica.
     """
@@ -42,6 +45,6 @@ def check_fed_means(both: TwoTraces, replicas: int, rows: int, size: int) -> Non
 
 
 def is_of_replica(numbers: Sequence[float], rows: int, size: int) -> bool:
-    """Return whether a sum that is divided by these numbers is divided by the rows of a replica, and not by those of the batch."""
+    """Whether these divisors are the replica's rows, and not the batch's. They may be products of divisors."""
     by_replica, by_batch = (any(is_near_number(number, each) for number in numbers) for each in (size, rows))
     return by_replica and not by_batch

@@ -1,7 +1,8 @@
-"""Gradients that user code has made or changed by itself. Do the replicas' gradients add up to the gradients of all rows?
+"""Gradients that user code has made or changed itself.
 
-The gradients of `value_and_grad` add up. A norm, a bound or a quotient that the code takes of a replica's gradients does not. A mean over a
-replica's rows, and terms that do not depend on rows, add up where the code divides them by the number of replicas.
+Do the replicas' gradients add up to the gradients of all rows? The gradients of `value_and_grad` add up. A norm, a bound or a
+quotient that the code takes of a replica's gradients does not. A mean over a replica's rows, and terms that do not depend on
+rows, add up where the code divides them by the number of replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from unisono._src.operands import list_variables
 
 
 class GradientFault(enum.Enum):
-    """Reasons why gradients of replicas do not add up to the gradients of all rows."""
+    """Why replicas' gradients do not add up to those of all rows."""
 
     APART = (
         "those of replicas do not add up to those of all their rows: a norm, a bound (clipping) or a quotient of one replica's gradients is not "
@@ -36,7 +37,7 @@ class GradientFault(enum.Enum):
 
 
 def find_gradient_fault(both: TwoTraces, replicas: int) -> GradientFault | None:
-    """Return why gradients that the code makes do not add up; None where no reason shows.
+    """Find why gradients that the code makes do not add up. None where no reason shows.
 
     Where the code multiplies or divides by the number of replicas, it is taken to divide gradients by it.
     """
@@ -53,7 +54,7 @@ def find_gradient_fault(both: TwoTraces, replicas: int) -> GradientFault | None:
 
 
 def has_number(program: core.ClosedJaxpr, number: int) -> bool:
-    """Return whether a program multiplies or divides by a number."""
+    """Whether a jaxpr multiplies or divides by a number."""
     factors = (
         float(atom.val)
         for equation in walk_equations(program)
@@ -65,7 +66,7 @@ def has_number(program: core.ClosedJaxpr, number: int) -> bool:
 
 
 def warn_of_gradients(name: str, fault: GradientFault, replicas: int) -> None:
-    """Warn that the gradients which the function of this name applies are not the gradients of the global batch, and say why."""
+    """Warn that applied gradients are not those of the global batch. The function is named, and the reason."""
     warnings.warn(
         f"The function {name!r} applies gradients that it has made or changed by itself, and {fault.value.format(replicas=replicas)}. "
         f"Give the optimizer what un.value_and_grad returns. If each replica is meant to change its own, or the batch to be one, write "

@@ -19,7 +19,7 @@ from unisono._src.typing import AnyArray, LibraryArray
 
 @dataclasses.dataclass(frozen=True)
 class InspectedCode:
-    """A user function that was traced on a replica's rows, and the inputs that it was traced on."""
+    """A user function, traced on a replica's rows, with its inputs."""
 
     name: str
     sources: Provenance
@@ -46,7 +46,7 @@ class InspectedCode:
 
     @property
     def shares(self) -> list[Atom]:
-        """Return the variables of the program that are a replica's share of a loss."""
+        """The jaxpr's variables that are a replica's share of a loss."""
         inputs = self.sources.program.jaxpr.invars
         return [
             *(share for _, share in self.trace.noted.get("share", [])),
@@ -62,5 +62,5 @@ class InspectedCode:
         return find_replicated_arrays(self.captures)
 
     def is_replicated(self, array: AnyArray) -> bool:
-        """Return whether an array is equal to one that the user has marked as replicated."""
+        """Whether an array equals one that the user has marked as replicated."""
         return any(np.array_equal(array, np.asarray(replicated)) for replicated in self.replicated_arrays)

@@ -1,4 +1,7 @@
-"""Checks of a traced user function, before it is compiled, for what would silently train something else."""
+"""Check a traced user function before it is compiled.
+
+The checks are for what would silently train something else.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ def inspect_program(code: InspectedCode) -> None:
 
 
 def find_returned_shares(code: InspectedCode) -> frozenset[int]:
-    """Return the positions, among the arrays that the function returns, of shares of a loss."""
+    """Find which returned arrays are shares of a loss, by their positions."""
     returned = enumerate(code.trace.returned)
     return frozenset(position for position, variable in returned if code.sources.can_reach(variable, code.shares))
 
 
 def check_same_gradients(code: InspectedCode) -> None:
-    """Refuse gradients in which nothing comes from a replica's rows: all replicas have the same, and they would be added up."""
+    """Refuse gradients in which nothing comes from a replica's rows. All replicas have the same, and they would be added up."""
     # Where the code has losses, they are checked by their growth with the rows.
     if code.replicas == 1 or code.trace.noted.keys() & {"loss", "vector"}:
         return
@@ -49,7 +52,10 @@ def check_same_gradients(code: InspectedCode) -> None:
 
 
 def check_summed_gradients(code: InspectedCode) -> None:
-    """Refuse gradients that contain a sum over all replicas, left by earlier runs: it would be added up over replicas once more."""
+    """Refuse gradients that contain a sum over all replicas.
+
+    Earlier runs left it: it would be added up over replicas once more.
+    """
     used = [variable for variable in code.trace.used if isinstance(variable, keras.Variable)] if code.replicas > 1 else []
     sums = {id(get_raw_value(variable)): variable for variable in used if variable.aggregation == "sum"}
     outputs = code.sources.program.jaxpr.outvars
@@ -63,7 +69,7 @@ def check_summed_gradients(code: InspectedCode) -> None:
 
 @contextlib.contextmanager
 def name_array_in_errors(captures: list[Capture], replicas: int) -> Iterator[None]:
-    """Add to an error about an array the name by which the function finds the array."""
+    """Name the array in an error as the function finds it."""
     try:
         yield
     except refused_calls.UndistributedError as error:

@@ -1,4 +1,4 @@
-"""Traced programs: what they hold, and what their results are made of."""
+"""Questions about jaxprs: what they hold, and what their results depend on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLLECTIVES = {
 
 
 def list_behind(program: core.Jaxpr, targets: Iterable[Atom]) -> list[core.JaxprEqn]:
-    """Return the equations that lead to the targets."""
+    """List the equations that lead to the targets."""
     needed = set(list_variables(targets))
     equations: list[core.JaxprEqn] = []
     for equation in reversed(program.eqns):
@@ -30,28 +30,31 @@ def list_behind(program: core.Jaxpr, targets: Iterable[Atom]) -> list[core.Jaxpr
 
 
 class Origins(NamedTuple):
-    """Arguments and constants that some results are made of."""
+    """Arguments and constants that some results depend on."""
 
     arguments: set[int]
-    """Positions among the program's arguments."""
+    """Positions among the jaxpr's arguments."""
     constants: list[AnyArray]
-    """Arrays in the program that are none of its arguments."""
+    """Arrays in the jaxpr that are no arguments."""
 
 
 def find_origins(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
-    """Return the arguments and constants that the results at these positions are made of."""
+    """Find the arguments and constants that these results depend on. Results are given by their positions."""
     wanted = [position in results for position in range(len(program.jaxpr.outvars))]
     reduced, needed = drop_unneeded(program, wanted)
     return Origins({position for position, is_needed in enumerate(needed) if is_needed}, reduced.consts)
 
 
 def find_constants(program: core.ClosedJaxpr) -> list[AnyArray]:
-    """Return the arrays in the program that are none of its arguments; single numbers are left out."""
+    """Find the arrays in a jaxpr that are no arguments. Single numbers are left out."""
     return [constant for nested in walk_programs(program) for constant in nested.consts if np.shape(constant)]
 
 
 def find_unmarked_constants(program: core.ClosedJaxpr, mark: str) -> list[AnyArray]:
-    """Return the constant arrays that an equation without the mark reads, and those that are results as they are. Single numbers are left out."""
+    """Find the constants that an equation without the mark reads.
+
+    Constants that are results count too. Single numbers are left out.
+    """
     unmarked = [equation for equation in program.jaxpr.eqns if mark not in str(equation.source_info.name_stack)]
     read = set(list_variables([*(variable for equation in unmarked for variable in equation.invars), *program.jaxpr.outvars]))
     constants = zip(program.jaxpr.constvars, program.consts, strict=True)
@@ -69,7 +72,7 @@ def check_collectives(name: str, program: core.ClosedJaxpr) -> None:
 
 
 def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
-    """Yield the program and all programs that are nested in it."""
+    """Yield the jaxpr and all jaxprs that are nested in it."""
     yield program
     for equation in program.jaxpr.eqns:
         for value in equation.params.values():

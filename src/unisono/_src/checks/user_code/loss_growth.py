@@ -1,7 +1,8 @@
-"""Growth of the parts of a loss that replica code makes by itself, from traces on a replica's rows and on twice as many.
+"""Growth of the parts of a loss with the rows.
 
-A sum doubles, and the sums of replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up
-over R replicas. A divisor that is the same in both programs is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
+Replica code makes such losses itself. They are traced on a replica's rows, and on twice the rows. A sum doubles, and the sums of
+replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up over R replicas. A
+divisor that is the same in both traces is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Divisor = float | NumberArgument
 
 MEAN = 1.0
 SUM = 2.0
-"""How many times as large a mean and a sum are for twice as many rows."""
+"""The factors of a mean and of a sum when the rows are doubled."""
 
 
 class LossPart(NamedTuple):
@@ -32,16 +33,16 @@ class LossPart(NamedTuple):
     growth: float | None
     """1 for a mean over the rows, 2 for a sum; None where the code does not tell."""
     path: Scaling
-    """The constants that it is divided by, whatever the number of rows."""
+    """The constants that it is divided by for any number of rows."""
     of_rows: bool
     values_per_row: float = 0
-    """How many elements of each row it is the sum of, where the program shows that."""
+    """The number of elements of each row in the sum, where the jaxpr shows it."""
     adds_up: bool = True
-    """Whether it is a sum of what is made of single rows, times what is the same for all."""
+    """Whether it is a sum of values of single rows, times what is the same for all."""
 
 
 class TwoTraces(NamedTuple):
-    """A function that is traced on a replica's rows, and on twice as many."""
+    """A function traced on a replica's rows, and on twice the rows."""
 
     on_rows: Provenance
     on_both: Provenance
@@ -52,7 +53,10 @@ class TwoTraces(NamedTuple):
 
 
 def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], size: int) -> TwoTraces | None:
-    """Return the function on twice the rows, with the growth of each value; None where it has no such trace, or is another program then."""
+    """Trace the function on twice the rows, and find each value's growth.
+
+    None where it cannot be traced so, or the trace differs.
+    """
     try:
         if size == 1:  # code broadcasts one row
             on_rows, size = trace_of(2), 2
@@ -65,7 +69,7 @@ def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], s
     arrays = on_both.trace.arrays
     inputs = on_both.program.jaxpr.invars
     known = dict.fromkeys(inputs[:arrays], Growth(layout=Layout(0))) | {inputs[-1]: Growth(power=1)}
-    for variable in on_both.list_noted("gave"):  # what layers and losses give counts as made of one row each
+    for variable in on_both.list_noted("gave"):  # the results of layers and losses count as values of single rows
         growing = twins.find_growing(variable)
         layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // twins.rows) if growing else None
         known[variable] = Growth(layout=layout)
@@ -74,7 +78,7 @@ def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], s
 
 
 def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, replicas: int) -> list[LossPart]:
-    """Return the parts of the losses that replica code differentiates, without shares of a mean over the global batch.
+    """Find the parts of the losses that replica code differentiates. Shares of a mean over the global batch are left out.
 
     Args:
         sources: The code, traced on the replica's rows.
@@ -89,7 +93,10 @@ def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, repl
 
 
 def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, replicas: int) -> LossPart:
-    """Return the part that a term is, by its growth. The constants on the way to it are the same for any number of rows, but for sizes."""
+    """Classify a term of a loss by its growth.
+
+    The constants on the way to it are the same for any number of rows, apart from sizes.
+    """
     if not term.of_rows:
         return LossPart(MEAN, term.path, False)
     measured = growths.of(twice.variable)
@@ -100,7 +107,7 @@ def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, rep
 
 
 def scale_growth(growth: float, term: LossTerm, twice: LossTerm) -> float:
-    """Return the growth of a term in its loss, on the way to which it may be divided by a number of rows."""
+    """Scale the growth of a term to that in its loss. On the way there it may be divided by a number of rows."""
     pairs = zip(term.outer_scaling.divisors, twice.outer_scaling.divisors, strict=False)
     factors = zip(term.outer_scaling.factors, twice.outer_scaling.factors, strict=False)
     for one, other in [*pairs, *factors]:
@@ -110,7 +117,7 @@ def scale_growth(growth: float, term: LossTerm, twice: LossTerm) -> float:
 
 
 def keep_common_constants(term: LossTerm, twice: LossTerm, growth: float | None) -> Scaling:
-    """Return the constants by which a term is divided on the rows and on the rows taken twice, without the numbers of rows in them."""
+    """Keep the constants that divide a term in both traces. The numbers of rows in them are left out."""
     elements = term.elements if growth == MEAN else 0
     return Scaling(
         tuple(find_common_divisors(term.path.divisors, twice.path.divisors, elements)),
@@ -119,7 +126,10 @@ def keep_common_constants(term: LossTerm, twice: LossTerm, growth: float | None)
 
 
 def find_common_divisors(numbers: Sequence[Divisor], others: Sequence[Divisor], elements: int) -> Iterator[Divisor]:
-    """Yield what numbers have in common with others, of twice as many rows. `elements` are those of the sum that they make a mean."""
+    """Yield the numbers that stand in both traces.
+
+    `others` are those of twice the rows. `elements` are those of the sum that they make a mean.
+    """
     left = list(others)
     for number in numbers:
         for index, other in enumerate(left):
@@ -137,7 +147,7 @@ def is_alike(one: Divisor, other: Divisor) -> bool:
 
 
 def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
-    """Return the part that a term is, as far as the program shows it: a sum over rows that is divided by a replica's rows is a mean."""
+    """Classify a term by its divisors alone. A sum over rows that is divided by a replica's rows is a mean."""
     sizes = (term.elements, size) if term.elements else ()
     divisors = term.path.divisors
     position = next((index for index, divisor in enumerate(divisors) if any(is_alike(divisor, rows) for rows in sizes)), None)
@@ -147,9 +157,10 @@ def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
 
 
 def warn_of_coupled_rows(name: str, both: TwoTraces, parts: Sequence[LossPart]) -> None:
-    """Warn of a function that makes of all rows of a replica together what is not made of their parts.
+    """Warn of a function in which a replica's rows are coupled.
 
-    That are values of rows that look at other rows, in losses, weights or what layers get, and parts of losses that do not add up.
+    This is so for values of rows that look at other rows, in losses, weights or what layers get, and for parts of losses that do
+    not add up.
     """
     traced, growth = both.on_both, both.growth
     for called, variable in traced.trace.noted.get("gave", []):

@@ -1,4 +1,7 @@
-"""Divisors that replica code divides its losses by: one that is not the size of the global batch is warned of once."""
+"""Check the divisors of losses in replica code.
+
+One that is not the size of the global batch is warned of once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from unisono._src.operands import get_shape
 from unisono._src.typing import Shape
 
 MOST_BATCHES = 64
-"""Kinds of batches to look at: where this many have no fault, the others have none."""
+"""The most kinds of batches to look at. If so many have no fault, the others have none."""
 ADVICE = (
     "If that is not meant, return the loss of each example from the function given to un.value_and_grad, or write "
     "un.compute_average_loss(losses) without global_batch_size: both divide by the rows that there are."
@@ -29,7 +32,7 @@ class VectorLoss(NamedTuple):
 
     shape: Shape
     scaling: Scaling
-    """What the code divides it by before the engine divides."""
+    """The constants that the code divides it by before the engine divides."""
 
 
 def find_vector_losses(sources: Provenance) -> list[VectorLoss]:
@@ -49,10 +52,15 @@ class DivisorCheck:
         means: Sequence[Scaling] = (),
         gradients: Collection[Scaling] = (),
     ) -> None:
-        """Keep the name of the function, R, and what is known of its losses.
+        """Keep what is known of the function's losses.
 
-        `parts` are measured, `vectors` are losses of examples, and `means` what means over the global batch are divided by.
-        `gradients` are what the code divides gradients by.
+        Args:
+            name: The name of the function.
+            replicas: R.
+            parts: The measured parts of losses.
+            vectors: The losses of examples.
+            means: What means over the global batch are divided by.
+            gradients: What the code divides gradients by.
         """
         self._name = name
         self._replicas = replicas
@@ -65,10 +73,12 @@ class DivisorCheck:
         self._warned = False
 
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
-        """Warn once of a divisor that is not the size of this global batch.
+        """Warn once of a divisor that is not this global batch's size.
 
-        `fixed` are the divisors that the code names, each with the number of values of a row. `arguments` are the numbers that the code gets;
-        None for a number that only a device knows.
+        Args:
+            batch: The global batch.
+            fixed: The divisors that the code names, each with the number of values of a row.
+            arguments: The numbers that the code gets; None for a number that only a device knows.
         """
         rows = batch.rows
         self._most_rows = max(self._most_rows, batch.rows)
@@ -105,7 +115,10 @@ class DivisorCheck:
                 yield self._describe_constant(divisor, rows)
 
     def _judge_growth(self, part: LossPart, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
-        """Yield the fault of a part that does not add up over replicas. `numbers` are the numbers that it is divided by, and products of them."""
+        """Yield the fault of a part that replicas cannot add up.
+
+        `numbers` are the numbers that it is divided by, and products of them.
+        """
         replicas = self._replicas
         by_replicas = any(is_near_number(number, replicas) for number in numbers)
         parts = rows / max(sizes)
@@ -135,7 +148,7 @@ class DivisorCheck:
             )
 
     def _judge_sum(self, part: LossPart, divisors: Sequence[float], rows: int) -> Iterator[str]:
-        """Yield the fault of a sum that is divided by the examples of the global batch, and by the number of replicas too."""
+        """Yield the fault of a sum divided by examples and by replicas. The examples are those of the global batch."""
         values = part.values_per_row
         position = next((index for index, number in enumerate(divisors) if is_near_number(number, self._replicas)), None)
         may_be_values = values % self._replicas == 0  # a mean over the values of a row; 0 if they are not known
@@ -150,9 +163,9 @@ class DivisorCheck:
             )
 
     def _judge_gradients(self, numbers: list[float]) -> Iterator[str]:
-        """Yield the fault of gradients of a mean over the global batch that are divided once more."""
+        """Yield the fault of gradients that are divided twice. They are those of a mean over the global batch."""
         twice = self._find_second_divisor(numbers, self._most_rows)
-        if twice is not None and math.prod(numbers) > HALF:  # not multiplied by as much
+        if twice is not None and math.prod(numbers) > HALF:  # it is not multiplied by the same number
             yield (
                 f"The function {self._name!r} divides by {twice:.0f} the gradients that un.value_and_grad returned, which are divided by the rows "
                 f"of the global batch already, and are added up over replicas: they are divided twice. Apply them as they are. If a smaller "
@@ -160,7 +173,10 @@ class DivisorCheck:
             )
 
     def _judge_constants(self, part: LossPart, divisors: Sequence[float], numbers: Sequence[float], rows: int) -> Iterator[str]:
-        """Yield the fault of a sum that is divided by another number than the values in the global batch, its rows or the replicas."""
+        """Yield the fault of a sum divided by an unrelated number.
+
+        It is neither the values in the global batch, nor its rows, nor the replicas.
+        """
         sizes = part.values_per_row * rows, rows, self._replicas
         if any(is_near_number(number, size) for number in numbers for size in sizes):
             return
@@ -193,26 +209,29 @@ class DivisorCheck:
             )
 
     def _find_second_divisor(self, divisors: list[float], rows: int) -> float | None:
-        """Return a divisor, or a product of divisors, that is the rows of a batch or the number of replicas."""
+        """Find a divisor that is the batch's rows or the replicas. It may be a product of divisors."""
         sizes = rows, self._most_rows, self._replicas
         products = [number for number in list_products(divisors) if number > HALF]
         return next((number for number in products if any(is_near_number(number, size) for size in sizes)), None)
 
 
 def is_additive(part: LossPart, replicas: int) -> bool:
-    """Return whether a part of a loss adds up over replicas, as far as its growth tells: a sum, or a mean divided by their number."""
+    """Whether a part of a loss adds up over replicas.
+
+    As far as its growth tells, it is a sum, or a mean divided by their number.
+    """
     by_replicas = any(is_near_number(number, replicas) for number in list_products(part.path.known_numbers))
     return part.growth == SUM or (part.growth == MEAN and by_replicas)
 
 
 def resolve_divisors(divisors: Iterable[float | NumberArgument], arguments: Sequence[float | None]) -> list[float]:
-    """Return the divisors as numbers, with arguments in their places; 1 for a number that only a device knows."""
+    """Put arguments in the places of divisors. 1 stands for a number that only a device knows."""
     numbers = [arguments[divisor.position] if isinstance(divisor, NumberArgument) else divisor for divisor in divisors]
     return [1.0 if divisor is None else divisor for divisor in numbers]
 
 
 def list_products(numbers: Sequence[float]) -> Iterable[float]:
-    """Return the products of some of the numbers: a mean may be halved, or weighted, beside being divided."""
+    """List the products of some of the numbers. A mean may be halved, or weighted, beside being divided."""
     first = numbers[:6]
     return (math.prod(chosen) for count in range(1, len(first) + 1) for chosen in itertools.combinations(first, count))
 

@@ -1,4 +1,7 @@
-"""Origins of the numbers of a traced user function: its losses are taken apart into terms, each with the constants that it is divided by."""
+"""Trace the numbers of a user function back to their origins.
+
+Its losses are taken apart into terms, each with the constants that it is divided by.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ CLOSE = 1e-4
 
 
 class NumberArgument(NamedTuple):
-    """A number that is an argument of the function: its position among such arguments."""
+    """A number that is an argument of the function. `position` counts such arguments."""
 
     position: int
 
 
 class Scaling(NamedTuple):
-    """The constants that a number is divided and multiplied by on the way to another number."""
+    """The constants between a number and another that contains it. They divide or multiply it on the way."""
 
     divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
-    """Those that it is multiplied by, as the divisors that do the same."""
+    """The numbers that it is multiplied by, as equivalent divisors."""
 
     def divide_by(self, number: float | NumberArgument) -> Scaling:
         return self._replace(divisors=(*self.divisors, number))
@@ -42,12 +45,12 @@ class Scaling(NamedTuple):
         return self._replace(factors=(*self.factors, 1 / number))
 
     def join(self, other: Scaling) -> Scaling:
-        """Return the constants of two ways, one behind the other."""
+        """Join the constants of two ways, one behind the other."""
         return Scaling(self.divisors + other.divisors, self.factors + other.factors)
 
     @property
     def known_numbers(self) -> list[float]:
-        """Return the numbers that are no arguments."""
+        """The numbers that are no arguments."""
         return [number for number in (*self.divisors, *self.factors) if not isinstance(number, NumberArgument)]
 
 
@@ -55,16 +58,16 @@ UNSCALED = Scaling()
 
 
 class LossTerm(NamedTuple):
-    """A term of a loss: the loss is the sum of its terms, each divided and multiplied by constants."""
+    """A term of a loss. The loss is the sum of its terms, each divided and multiplied by constants."""
 
     variable: Atom
     outer_scaling: Scaling
     of_rows: bool
     """Whether it depends on a replica's rows; else it does on weights, as a regularizer."""
     inside: Scaling = UNSCALED
-    """What its elements are divided by, if it is a sum over rows."""
+    """The constants that its elements are divided by, if it is a sum over rows."""
     elements: int = 0
-    """The number of elements of this sum; 0 for what is no sum over rows, or a sum of shares."""
+    """The number of elements of this sum. 0 if it is no sum over rows, or a sum of shares."""
 
     @property
     def path(self) -> Scaling:
@@ -72,10 +75,13 @@ class LossTerm(NamedTuple):
 
 
 class Provenance:
-    """A traced user function, and the equation that makes each of its numbers. Functions inside the function are opened up."""
+    """A traced user function, and the equation behind each of its numbers. Nested functions are inlined."""
 
     def __init__(self, trace: Trace) -> None:
-        """Read the program. Its first inputs are a replica's rows, the inputs behind them are the same for all replicas."""
+        """Read the jaxpr.
+
+        Its first inputs are a replica's rows. The inputs after them are the same for all replicas.
+        """
         self.trace = trace._replace(program=inline_calls(trace.program))
         self.program: core.ClosedJaxpr = self.trace.program
         self._jaxpr = self.program.jaxpr
@@ -90,35 +96,35 @@ class Provenance:
 
     @property
     def replica_positions(self) -> set[int]:
-        """Return the positions, among the program's arguments, of those that belong to the replica: its rows and its number."""
+        """The positions of the jaxpr's arguments that are the replica's own. They are its rows and its number."""
         return {*range(self.trace.arrays), self.trace.replica_position}
 
     def list_noted(self, kind: str) -> list[core.Var]:
-        """Return the variables of the arrays of this kind that were noted in the trace."""
+        """List the variables of the noted arrays of this kind."""
         return list_variables(variable for _, variable in self.trace.noted.get(kind, []))
 
     @functools.cached_property
     def loss_terms(self) -> list[LossTerm]:
-        """Return the terms of the losses that the code scales by itself, without shares of a mean over the global batch."""
+        """The terms of the losses that the code scales by itself. Shares of a mean over the global batch are left out."""
         noted = self.trace.noted
         shares = [share for kind, share in noted.get("share", []) if kind is None]
         return [term for _, loss in noted.get("loss", []) for term in self.terms(loss, shares)]
 
     @functools.cached_property
     def mean_scalings(self) -> list[Scaling]:
-        """Return what the code divides and multiplies means over the global batch by, which functions of `un` returned."""
+        """What the code divides and multiplies global means by. Functions of `un` returned these means."""
         means = set(self.list_noted("mean"))
         return [scaling for _, loss in self.trace.noted.get("loss", []) for scaling in self.list_scalings(loss, means)]
 
     @functools.cached_property
     def gradient_scalings(self) -> set[Scaling]:
-        """Return what the code divides and multiplies gradients by, between `value_and_grad` and the optimizer."""
+        """What the code divides and multiplies gradients by. That is between `value_and_grad` and the optimizer."""
         derivatives = set(self.list_noted("derivatives"))
         gradients = self.list_noted("gradients")
         return {scaling for gradient in gradients for scaling in self.list_scalings(gradient, derivatives)}
 
     def list_scalings(self, variable: Atom, targets: Collection[Atom], path: Scaling = UNSCALED) -> Iterator[Scaling]:
-        """Yield the constants between a number and each target that is a term of the number."""
+        """Yield the constants between a number and each target among its terms."""
         if isinstance(variable, core.Literal):
             return
         if variable in targets:
@@ -128,7 +134,7 @@ class Provenance:
             yield from self.list_scalings(source, targets, scaled)
 
     def _list_sources(self, equation: core.JaxprEqn | None, path: Scaling) -> list[tuple[Atom, Scaling]]:
-        """Return the numbers whose sum an equation is, each with its constants; none if the equation is no sum, quotient or multiple."""
+        """List the terms of an equation's sum, each with its constants. Empty if the equation is no sum, quotient or multiple."""
         name = "" if equation is None else equation.primitive.name
         inputs = [] if equation is None else equation.invars
         number = find_literal_number(inputs)
@@ -139,7 +145,10 @@ class Provenance:
         return [(source, path.multiply_by(number)) for source in inputs] if name == "mul" and number else []
 
     def can_reach(self, variable: Atom, targets: Iterable[Atom]) -> bool:
-        """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
+        """Whether a number is a target, part of one, or contains one.
+
+        It may be an element of an array. A sum contains its terms.
+        """
         targets = set(targets)
         left = [(variable, 1.0)]
         while left:
@@ -161,7 +170,7 @@ class Provenance:
         return False
 
     def terms(self, variable: Atom, shares: Collection[Atom] = (), path: Scaling = UNSCALED) -> Iterator[LossTerm]:
-        """Yield the terms of a number, without these shares and without what depends neither on rows nor on weights."""
+        """Yield the terms of a number that depend on rows or weights. These shares are left out."""
         of_rows = self._depends_on_rows(variable)
         if isinstance(variable, core.Literal) or variable in shares or not (of_rows or self._depends_on_state(variable)):
             return
@@ -199,7 +208,7 @@ class Provenance:
         return path.divide_by(self._arguments[origin]) if is_argument else path
 
     def _follow_back(self, variable: Atom, primitives: Sequence[str]) -> Atom:
-        """Return the variable that this one is, before these primitives changed its form."""
+        """Follow a variable back through these primitives, which only change its form."""
         while (equation := self._equations.get(variable)) is not None and equation.primitive.name in primitives:
             if len(list_variables(equation.invars)) != len(equation.invars) or len(equation.invars) != 1:
                 return variable
@@ -207,7 +216,7 @@ class Provenance:
         return variable
 
     def scaling(self, array: Atom, path: Scaling = UNSCALED) -> Scaling:
-        """Return the constants that the elements of an array are divided by and multiplied by."""
+        """The constants that divide and multiply the elements of an array."""
         equation = None if isinstance(array, core.Literal) else self._equations.get(array)
         if equation is None or not equation.invars:
             return path
@@ -223,7 +232,7 @@ class Provenance:
         return self.scaling(inputs[0], path) if name in UNCHANGED else path
 
     def _is_mean_of_each_row(self, array: Atom, divisor: Atom) -> bool:
-        """Return whether a sum over axes behind the rows is divided by their size."""
+        """Whether a sum within each row is divided by its size."""
         array = self._follow_back(array, UNCHANGED)
         equation = self._equations.get(array)
         if equation is None or equation.primitive.name != "reduce_sum" or is_sum_of_rows(equation):
@@ -233,7 +242,7 @@ class Provenance:
 
 
 def is_sum_of_rows(equation: core.JaxprEqn | None) -> bool:
-    """Return whether a sum is over rows, the first axis: sums over other axes are of each row alone."""
+    """Whether an equation sums over rows, the first axis. Sums over other axes are of each row alone."""
     return equation is not None and equation.primitive.name == "reduce_sum" and 0 in equation.params["axes"]
 
 
@@ -246,7 +255,7 @@ def is_scalar_number(literal: Atom) -> bool:
 
 
 def find_literal_number(inputs: Sequence[Atom]) -> float | None:
-    """Return the number that one of the inputs is as a literal; None where none is."""
+    """Find the number that one of the inputs is as a literal. None where none is."""
     return next(
         (float(variable.val) for variable in inputs if isinstance(variable, core.Literal) and is_scalar_number(variable)), None
     )

@@ -1,8 +1,9 @@
-"""How each number of a traced function grows with the rows, by its equations: a sum over rows doubles with them, a mean stays the same.
+"""Find how each number of a function grows with the rows.
 
-The function is traced for some rows and for twice as many. A number has a power: twice the rows make it 2**power times as large. And it adds up,
-or not: what replicas make of their rows is a part of what all rows make where it is a sum of values of single rows, times what is the same
-for all.
+A sum over rows doubles with them, a mean stays the same. The function is traced for some rows and for twice the rows, and its
+equations are followed. A number has a power: twice the rows make it 2**power times as large. And it adds up, or not: what
+replicas make of their rows is a part of what all rows make where it is a sum of values of single rows, times what is the same for
+all.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class Growth(NamedTuple):
     is_spread: bool = False
     """Whether it has the values of all rows in unknown places."""
     is_merged: bool = False
-    """Whether each of its elements may be made of several rows."""
+    """Whether an element may depend on several rows."""
     adds_up: bool = True
-    """Whether what is made of several rows is a sum of what is made of each, times what is the same for all."""
+    """Whether an element that depends on several rows is a sum of values of single rows, times what is the same for all."""
     has_constant: bool = False
-    """Whether what does not depend on the rows is added to what is made of several."""
+    """Whether a term that does not depend on the rows is added to one of several rows."""
 
     @property
     def has_rows(self) -> bool:
@@ -46,7 +47,7 @@ SAME = Growth()
 UNKNOWN = Growth(None, is_merged=True, adds_up=False)
 
 SUMS = frozenset(["add", "add_any", "sub", "concatenate", "stack", "select_n", "pad"])
-"""What is added, joined or chosen grows as its parts do."""
+"""Additions, joins and choices: the result grows as its parts do."""
 MOVES = frozenset(
     [
         "broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "gather", "name", "neg", "optimization_barrier",
@@ -55,16 +56,16 @@ MOVES = frozenset(
 )  # fmt: skip
 """Linear in the first operand."""
 SPREADING = frozenset(["reshape", "rev", "sort", "transpose"])
-"""What only moves values to other places."""
+"""Primitives that only move values to other places."""
 PRODUCTS = frozenset(["mul", "dot_general", "conv_general_dilated"])
 POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2}
 
 
 class RowGrowth:
-    """The growth of each value of a function that is traced for some rows, and for twice as many."""
+    """The growth of each value of a function with the rows. The function is traced for some rows, and for twice the rows."""
 
     def __init__(self, twins: Twins, known: Mapping[core.Var, Growth]) -> None:
-        """`known` are the growths of inputs, and of values whose equations are not looked at."""
+        """Follow the equations. `known` are the growths of inputs, and of values whose equations are not looked at."""
         self.twins = twins
         self._known = dict(known)
         self.inside: dict[core.Var, Growth] = {}
@@ -83,7 +84,7 @@ class RowGrowth:
         return SAME if isinstance(atom, core.Literal) else self._growths[atom]
 
     def _follow(self, equation: Equation) -> Sequence[Growth]:
-        """Return the growths of what an equation makes."""
+        """Find the growths of an equation's results."""
         operands = [self._read(*pair) for pair in zip(equation.whole.invars, equation.shard.invars, strict=True)]
         count = len(equation.whole.outvars)
         if not any(growth.has_rows for growth in operands):
@@ -108,7 +109,7 @@ class RowGrowth:
         return made._replace(layout=None, is_merged=True, adds_up=False)
 
     def _follow_spread(self, equation: Equation, operands: Sequence[Growth]) -> Sequence[Growth]:
-        """Return the growths of what is made of values in unknown places: their sum, or one value of each."""
+        """Find the growths of what depends on values in unknown places. It is their sum, or one value of each."""
         made = combine(equation, operands)
         (variable, *others) = equation.whole.outvars
         if others or sum(growth.has_rows for growth in operands) > 1:
@@ -120,13 +121,13 @@ class RowGrowth:
         return [made._replace(power=power, layout=None, is_spread=False, is_merged=True) if is_sum else UNKNOWN]
 
     def _read(self, atom: Atom, of_shard: Atom) -> Growth:
-        """Return the growth of an operand: of a literal, by its values in both traces."""
+        """The growth of an operand. A literal's follows from its values in both traces."""
         if isinstance(atom, core.Literal):
             return Growth(measure_power(atom, of_shard))
         return self._growths[atom]
 
     def _place(self, variable: core.Var, made: Growth) -> Growth:
-        """Return the growth of what is made of no rows: where its shape grows, it has a part for each."""
+        """Place what depends on no rows. Where its shape grows, it has a part for each row."""
         growing = self.twins.find_growing(variable)
         if not growing:
             return made
@@ -135,7 +136,7 @@ class RowGrowth:
 
 
 def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
-    """Return the growth of what an equation makes of its operands element by element."""
+    """Find the growth of an equation's result, element by element."""
     name = equation.name
     is_merged = any(growth.is_merged for growth in operands)
     adds_up = all(growth.adds_up for growth in operands)
@@ -167,7 +168,7 @@ def combine(equation: Equation, operands: Sequence[Growth]) -> Growth:
 
 
 def measure_power(of_both: Atom, of_rows: Atom) -> float | None:
-    """Return the power of a number that stands in both traces; None where it is neither the same nor as many times as large as the rows."""
+    """Measure the power of a literal from its values in both traces. None where they are neither equal nor scaled as the rows."""
     assert isinstance(of_both, core.Literal)
     assert isinstance(of_rows, core.Literal)
     both, rows = np.asarray(of_both.val, "float64"), np.asarray(of_rows.val, "float64")
@@ -182,7 +183,7 @@ def add_powers(powers: Sequence[float | None]) -> float | None:
 
 
 def find_common(powers: Sequence[float | None]) -> float | None:
-    """Return the power of a sum: the one of all its terms."""
+    """The power of a sum: the one that all its terms have."""
     return next(iter(set(powers)), 0) if len(set(powers)) <= 1 else None
 
 

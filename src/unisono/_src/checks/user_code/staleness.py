@@ -1,4 +1,7 @@
-"""Values that a function captured when it was traced, and whether they are still the same, where Python's `==` says too much."""
+"""Whether a function's captured values have changed since its trace.
+
+Python's `==` would count too much as equal.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from unisono._src.replica.replicated import Replicated
 from unisono._src.typing import UserObject
 
 MOST_BYTES = 2**14
-"""Of an array of NumPy whose values are compared; a larger one is compared by identity."""
+"""The most bytes of a NumPy array whose values are compared. A larger one is compared by identity."""
 
 
 def make_exact_key(number: object) -> Hashable:
-    """Return a key that tells 1 from True, and 0.0 from -0.0."""
+    """Build a key that tells 1 from True, and 0.0 from -0.0."""
     return type(number), number.hex() if isinstance(number, float) else number
 
 
 class IdentityKey:
-    """A key that compares an object by identity, and keeps the object alive."""
+    """A key that compares an object by identity, and keeps it alive."""
 
     def __init__(self, thing: object) -> None:
         self.thing = thing
@@ -35,13 +38,13 @@ class IdentityKey:
 
 
 class CaptureSnapshot:
-    """Values that a function captured when it was traced: the compiled program would not see values that are put there later."""
+    """Values that a function captured when it was traced. The compiled program would not see values that are put there later."""
 
     def __init__(self, find_captures: Callable[[], list[Capture]], before: CaptureSnapshot | None = None) -> None:
         """Keep the values that a function captures now.
 
-        `before` are the values of before the trace. Arrays, lists and dicts that changed in the trace, as in code that counts its traces, are
-        compared by identity alone.
+        `before` are the values of before the trace. Arrays, lists and dicts that changed in the trace, as in code that counts its
+        traces, are compared by identity alone.
         """
         self._find_captures = find_captures
         self._changed_by_code: list[UserObject] = []
@@ -56,7 +59,7 @@ class CaptureSnapshot:
         self._values = [(capture, snapshot_value(capture.value, skipped)) for capture in find_captures()]
 
     def take_again(self) -> CaptureSnapshot:
-        """Return a snapshot of now, after the trace."""
+        """Take a snapshot of now, after the trace."""
         return CaptureSnapshot(self._find_captures, self)
 
     @property
@@ -65,7 +68,7 @@ class CaptureSnapshot:
 
 
 class CollectionSnapshot(NamedTuple):
-    """A list or a dict, and its items at the trace: code may change the items."""
+    """A list or a dict, and its items at the trace. Code may change the items."""
 
     thing: UserObject
     items: Mapping[object, object]
@@ -76,16 +79,16 @@ class CollectionSnapshot(NamedTuple):
 
 
 class ArraySnapshot(NamedTuple):
-    """An array of NumPy, or what is replicated of one, and its bytes at the trace: code may write into the array."""
+    """An array of NumPy, and its bytes at the trace. It may be inside of a `Replicated`. Code may write into the array."""
 
     thing: UserObject
     content: bytes
 
 
 def find_small_array(value: object) -> np.ndarray | None:
-    """Return the array that code may write into, if it is small: it is compared at every step.
+    """Find the small array that code may write into. It is small because it is compared at every step.
 
-    Where JAX has no such dtype, None: it converts an array once, and keeps what it has made of it.
+    None where JAX has no such dtype: it converts an array once, and keeps the result.
     """
     array: object = value.value if isinstance(value, Replicated) else value
     if not isinstance(array, np.ndarray) or array.nbytes > MOST_BYTES or array.dtype.kind not in "biufc":
@@ -94,7 +97,7 @@ def find_small_array(value: object) -> np.ndarray | None:
 
 
 def snapshot_value(value: UserObject, skipped: frozenset[int]) -> object:
-    """Return a value, or a copy of a small array, a list or a dict with its items. Those with the ids `skipped` are not copied."""
+    """Copy a small array or a collection; return other values. Those with the ids `skipped` are not copied."""
     array = find_small_array(value)
     if array is not None and id(value) not in skipped:
         return ArraySnapshot(value, array.tobytes())
@@ -107,12 +110,12 @@ def snapshot_value(value: UserObject, skipped: frozenset[int]) -> object:
 
 
 def find_items(collection: UserObject) -> Mapping[object, object]:
-    """Return the items of a list, tuple, deque or dict, by their positions or keys."""
+    """The items of a collection, by their positions or keys."""
     return collection if isinstance(collection, dict) else dict(enumerate(collection))
 
 
 def is_same_value(now: object, then: object) -> bool:
-    """Return whether a value is the one of the trace, with the same items."""
+    """Whether a value, with its items, is the one of the trace."""
     if isinstance(then, ArraySnapshot):
         array = find_small_array(now)
         return now is then.thing and array is not None and array.tobytes() == then.content

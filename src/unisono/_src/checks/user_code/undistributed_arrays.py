@@ -1,11 +1,12 @@
-"""Arrays that take the place of a replica's rows: captured ones, variables, and ones that NumPy draws. Every replica would train on the same.
+"""Arrays that take the place of a replica's rows.
 
-Not every captured array holds rows. Means, class weights and tables are the same for all replicas, and are meant to be. The program shows which
-arrays hold rows: an array meets the batch, so that the code runs on its number of rows alone or takes more of the array for more rows; or a layer,
+They are captured, or variables, or drawn by NumPy. Every replica would train on the same rows. But not every captured array holds
+rows. Means, class weights and tables are the same for all replicas, and are meant to be. The jaxpr shows which arrays hold rows:
+an array meets the batch, so that the code runs on its number of rows alone or takes more of the array for more rows; or a layer,
 a loss or an optimizer gets the array and nothing of the replica's.
 
-Variables are state more often than arrays are. A variable holds rows if it belongs to no layer, and meets the batch as rows do, or a layer, a
-loss or a metric gets it and it meets the batch nowhere.
+Variables are state more often than arrays are. A variable holds rows if it belongs to no layer, and meets the batch as rows do,
+or a layer, a loss or a metric gets it and it meets the batch nowhere.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from unisono._src.typing import AnyArray, LibraryArray, Shape
 
 
 class Suspect(NamedTuple):
-    """A constant of the program that may hold rows."""
+    """A constant of the jaxpr that may hold rows."""
 
     constant: AnyArray
     array: LibraryArray | keras.Variable
-    """The captured array, or the variable, that the constant is or may come from."""
+    """The captured array or variable behind the constant."""
     how: str
-    """The way by which the array reaches the code, in words."""
+    """How the array reaches the code, in words."""
 
 
 def refuse_undistributed_arrays(code: InspectedCode) -> None:
@@ -62,19 +63,25 @@ def refuse_undistributed_arrays(code: InspectedCode) -> None:
 
 
 def find_nonvariable_constants(trace: Trace) -> list[AnyArray]:
-    """Return the constant arrays of the program that are no variables."""
+    """Find the constant arrays of the jaxpr that are no variables."""
     variables = {id(get_raw_value(variable)) for variable in trace.used}
     return [constant for constant in find_constants(trace.program) if id(constant) not in variables]
 
 
 def find_user_constants(trace: Trace) -> list[AnyArray]:
-    """Return the constant arrays that are no variables, and that no layer, loss or metric has by itself."""
+    """Find the constants of user code, which are no variables.
+
+    Those that layers, losses and metrics have by themselves are left out.
+    """
     outside = {id(constant) for constant in find_unmarked_constants(trace.program, refused_calls.KERAS_MARK)}
     return [constant for constant in find_nonvariable_constants(trace) if id(constant) in outside]
 
 
 def find_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect]:
-    """Yield the constants of the program that are captured arrays or rows of them, or may have been computed from them."""
+    """Yield the constants that may come from captured arrays.
+
+    They are such arrays, rows of them, or may have been computed from them.
+    """
     outside = {id(constant) for constant in find_user_constants(trace)}
     for constant in find_nonvariable_constants(trace):
         is_own = id(constant) in outside and not code.is_replicated(constant)
@@ -85,7 +92,7 @@ def find_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect]:
 
 
 def find_unnamed_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect]:
-    """Yield the other constants whose rows differ, as labels that were turned into numbers."""
+    """Yield the other constants whose rows differ. Labels that were turned into numbers are such constants."""
     for constant in find_user_constants(trace):
         is_row_index = np.array_equal(constant, np.arange(len(constant)))  # by 0, 1, 2 code may index the replica's rows
         if refused_calls.has_different_rows(constant) and not code.is_replicated(constant) and not is_row_index:
@@ -95,7 +102,9 @@ def find_unnamed_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect
 def find_substitute_for_rows(
     sources: Provenance, suspects: list[Suspect], kinds: Sequence[str], rows_only: bool = False
 ) -> Suspect | None:
-    """Return the suspect that something noted by these kinds is made of, with nothing of the replica's in it: neither rows nor random numbers.
+    """Find the suspect from which these notes follow without the replica.
+
+    Nothing of the replica is in them: neither rows nor random numbers.
 
     `rows_only`: whether only arrays of several rows are looked at.
     """
@@ -112,16 +121,19 @@ def find_substitute_for_rows(
 
 
 def find_seed_ids(trace: Trace) -> set[int]:
-    """Return the ids of the constants that random numbers are drawn from: each replica draws others."""
+    """Find the ids of the constants that random numbers are drawn from. Each replica draws others."""
     return {id(get_raw_value(variable)) for variable in trace.used if random_keys.is_seed_state(variable)}
 
 
 def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], list[Suspect]]) -> Suspect | None:
-    """Return the suspect that meets the replica's rows with as many rows, if the code fails on more rows, or takes more of the suspect then."""
+    """Find the suspect that is paired with the replica's rows.
+
+    It has an equal number of rows, and the code either fails on more rows, or then takes more of the suspect.
+    """
     known = {id(suspect.constant): suspect for suspect in reversed(suspects(code.trace))}
 
     def find_met(sources: Provenance, rows: int) -> dict[Shape, AnyArray]:
-        """Return the constants that meet the rows, by the shape of a row of the operand."""
+        """Find the constants that meet the rows, by the operand's row shape."""
         ids = {id(suspect.constant) for suspect in suspects(sources.trace)}
         operands = find_constant_operands(sources, ids, find_seed_ids(sources.trace))
         return {
@@ -132,7 +144,7 @@ def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], l
     if met and code.trace_of is not None:
         try:
             on_more = code.trace_of(2 * code.size)
-        except Exception:  # of the user's code, as shapes that do not fit: that it fails is what is asked
+        except Exception:  # of the user's code, such as shapes that do not fit: whether it fails is the question
             on_more = None
         if on_more is not None:
             met_on_more = find_met(on_more, 2 * code.size)
@@ -141,7 +153,7 @@ def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], l
 
 
 def check_data_in_variables(code: InspectedCode) -> None:
-    """Refuse variables that take the place of rows, as variables that hold a whole dataset do."""
+    """Refuse variables that take the place of rows. They may hold a whole dataset."""
     variables = find_variables_with_rows(code) if code.replicas > 1 else []
     if not variables:
         return
@@ -160,8 +172,11 @@ def check_data_in_variables(code: InspectedCode) -> None:
 
 
 def find_variables_with_rows(code: InspectedCode) -> list[keras.Variable]:
-    """Return the variables that may hold rows of data: they belong to no layer or optimizer, are neither trained nor assigned, and have rows that
-    differ. Random state is left out, and so are variables that the user has replicated."""
+    """Find the variables that may hold rows of data.
+
+    They belong to no layer or optimizer, are neither trained nor assigned, and have rows that differ. Random state is left out,
+    and so are variables that the user has replicated.
+    """
     owned = code.strategy.owned
     of_optimizers = [variable for optimizer in owned.optimizers for variable in optimizer.variables]
     others = [*of_optimizers, *code.trace.code.scope.assigned.values(), *code.replicated_arrays]
@@ -179,7 +194,7 @@ def find_variables_with_rows(code: InspectedCode) -> list[keras.Variable]:
 
 
 def make_suspicion(captures: list[Capture], replicas: int) -> Callable[[AnyArray], bool]:
-    """Return a function that says whether an array may come from a captured one.
+    """Build a test: may an array come from a captured one?
 
     It is asked where a layer gets an array that is not computed from a replica's rows.
     """
@@ -197,7 +212,9 @@ def make_suspicion(captures: list[Capture], replicas: int) -> Callable[[AnyArray
 
 
 def check_numpy_draws(code: InspectedCode) -> None:
-    """Refuse numbers that NumPy draws for the rows of a replica: they are drawn once, when the code is traced, and stay the same.
+    """Refuse numbers that NumPy draws for the rows of a replica.
+
+    They are drawn once, when the code is traced, and stay the same.
 
     A second trace shows which arrays are drawn: it has other values in them.
     """
@@ -222,7 +239,7 @@ def check_numpy_draws(code: InspectedCode) -> None:
 
 
 def find_row_arrays(trace: Trace, size: int) -> list[np.ndarray]:
-    """Return the arrays with as many rows as the replica that the code made, or captured, when it was traced."""
+    """Find the arrays of user code with the replica's number of rows. The code made or captured them when it was traced."""
     return [
         np.asarray(constant)
         for constant in find_user_constants(trace)

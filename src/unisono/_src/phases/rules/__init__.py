@@ -1,7 +1,8 @@
-"""What each primitive makes of rows. A file holds a family; `find_rule` knows them all.
+"""The rules: what each primitive does to rows.
 
-A rule gets an equation and, for each operand, where its rows lie; None for an operand that is the same everywhere. At least one has rows.
-It returns the outcome of each output, or None, so that the rows are gathered. Shapes are checked afterwards, by the twins.
+A file holds a family; `RULES` has them all. A rule gets an equation and the layout of each operand's rows; None for an operand
+that is the same everywhere. At least one has rows. It returns the outcome of each output, or None, so that the rows are gathered.
+Shapes are checked afterwards, by the twins.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ def keep_axis(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def draw_gamma(equation: Equation, layouts: Layouts) -> Outcomes:
-    """One key for all rows is split into as many as there are elements: a shard would begin with the first."""
+    """Refuse one key for all rows. It is split for all elements, and a shard would begin with the first."""
     return None if None in layouts else keep_axis(equation, layouts)
 
 

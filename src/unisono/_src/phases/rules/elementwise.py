@@ -12,7 +12,7 @@ def keep_rows(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def keep_rows_of_words(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Between dtypes of one width; others add or take an axis at the end, and the rows stay."""
+    """Keep rows between dtypes of one width. Others add or take an axis at the end, and the rows stay."""
     return keep_rows(equation, layouts)
 
 

@@ -1,4 +1,7 @@
-"""Reading and writing by indices: rows that look up a table, tables to which rows are added."""
+"""Gathers, scatters and dynamic slices.
+
+Rows look up a table, or rows are added to a table.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def gather(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def gather_from_rows(equation: Equation, operand: Layout) -> Outcomes:
-    """The same places of all rows: a window over the whole axis of rows."""
+    """Gather the same indices of all rows. A window covers the whole axis of rows."""
     numbers = equation.whole.params["dimension_numbers"]
     is_whole = equation.whole.params["slice_sizes"][operand.axis] == equation.shape(0)[operand.axis]
     is_moved = operand.axis in numbers.start_index_map and equation.whole.params["mode"] not in STAYING
@@ -55,7 +58,7 @@ def gather_from_rows(equation: Equation, operand: Layout) -> Outcomes:
 
 
 def scatter(equation: Equation, layouts: Layouts, operation: str | None) -> Outcomes:
-    """Updates of rows, into a table that is the same everywhere: a merge. Each row into its own: rows."""
+    """Scatter rows into a shared table, as a merge, or into rows."""
     operand, indices, updates = layouts
     numbers = equation.whole.params["dimension_numbers"]
     if operand is None:
@@ -69,7 +72,7 @@ def scatter(equation: Equation, layouts: Layouts, operation: str | None) -> Outc
 
 
 def scatter_into_rows(equation: Equation, operand: Layout, updates: Layout) -> Outcomes:
-    """The same places of all rows: a window over the whole axis of rows."""
+    """Scatter to the same indices of all rows. A window covers the whole axis of rows."""
     numbers = equation.whole.params["dimension_numbers"]
     is_moved = operand.axis in numbers.scatter_dims_to_operand_dims and equation.whole.params["mode"] not in STAYING
     if is_moved or operand.axis in (*numbers.inserted_window_dims, *numbers.operand_batching_dims):

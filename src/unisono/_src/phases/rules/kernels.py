@@ -1,4 +1,7 @@
-"""The calls of our own kernels, which are in a program before its gradient is taken: attention, normalized rows, sums of columns."""
+"""Calls of our own kernels: attention, normalized rows, sums of columns.
+
+They are in a jaxpr before its gradient is taken.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from unisono._src.phases.rules.rule import Layouts, Rule
 from unisono._src.phases.twins import Equation
 
 ITEMS, QUERIES, KEYS = 3, 4, 5
-"""Dimensions of an attention: three of items before that of groups, then queries, keys."""
+"""Dimensions of an attention: three of items, then groups, queries, keys."""
 
 
 def call_kernel(equation: Equation, layouts: Layouts) -> Outcomes:
@@ -22,13 +25,13 @@ def call_kernel(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def flatten_axes(layout: Layout, shape: Sequence[int]) -> Layout:
-    """Return where rows are along one axis that is made of all axes of a shape."""
+    """The layout of rows when all axes of a shape become one."""
     before, after = math.prod(shape[: layout.axis]), math.prod(shape[layout.axis + 1 :])
     return Layout(0, before * layout.outer, layout.inner * after)
 
 
 def normalize(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Rows stay, with two numbers of each line; the last axis is that of features."""
+    """Keep rows, with two numbers for each line. The last axis is that of features."""
     x, *vectors = layouts
     shape = equation.shape(0)[:-1]
     if x is None or x.axis == len(shape) or any(vectors):
@@ -45,21 +48,21 @@ def normalize_gradient(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def sum_columns(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Sums over all axes but the last one."""
+    """Merge the sums over all axes but the last one."""
     first, second, *vectors = layouts
     is_last = first is None or first.axis == len(equation.shape(0)) - 1
     return [Merge()] if not is_last and first == second and not any(vectors) else None
 
 
 def read_sizes(equation: Equation) -> tuple[list[int], list[int]]:
-    """Return the sizes of the dimensions of an attention, for the whole batch and for a shard."""
+    """Read an attention's dimensions, for the whole batch and for a shard."""
     words = [dict(one.params["attributes"])["words"].val for one in (equation.whole, equation.shard)]
     whole, shard = (np.asarray(one)[:8].tolist() for one in words)
     return whole, shard
 
 
 def find_rows(equation: Equation, layouts: Layouts) -> int | None:
-    """Return the dimension of the rows in an attention; None where rows attend to rows, or some operands are shared by all rows."""
+    """Find the dimension of the rows in an attention. None where rows attend to rows, or some operands are shared by all rows."""
     whole, shard = read_sizes(equation)
     growing = [dimension for dimension, pair in enumerate(zip(whole, shard, strict=True)) if pair[0] != pair[1]]
     if len(growing) != 1 or growing[0] >= KEYS or layouts[0] is None:
@@ -71,7 +74,7 @@ def find_rows(equation: Equation, layouts: Layouts) -> int | None:
 
 
 def place_lines(equation: Equation, dimension: int, layout: Layout, count: int) -> Layout:
-    """Return where rows are along an axis of all lines of the first `count` dimensions."""
+    """The layout of rows when the first `count` dimensions become one axis."""
     sizes = read_sizes(equation)[0][:count]
     return flatten_axes(layout.at(dimension), sizes)
 
@@ -104,6 +107,6 @@ KERNELS: dict[str, Rule] = {
     "unisono_attend": attend,
     "unisono_attend_gradient": attend_gradient,
 }
-"""Means and variances of columns have no rule: they are no sums. In layers of a replica's own they need none."""
+"""Means and variances of columns have no rule: they are no sums. In layers with statistics of a replica they need none."""
 
 RULES: dict[str, Rule] = {"ffi_call": call_kernel}

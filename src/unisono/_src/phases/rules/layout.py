@@ -1,4 +1,7 @@
-"""Operations that move elements: the rows move with them, where each keeps its own."""
+"""Operations that move elements: the rows move with them.
+
+Each row must keep its own elements.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def expand(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def reshape(equation: Equation, layouts: Layouts) -> Outcomes:
-    """The rows lie between as many blocks before and as many elements behind as they did."""
+    """Keep rows with equal numbers of blocks before and elements behind."""
     (layout,) = list_rows(layouts)
     old, new = equation.shape(0), get_shape(equation.whole.outvars[0])
     if equation.whole.params.get("dimensions") is not None:
@@ -50,7 +53,10 @@ def reshape(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def find_split(shape: Shape, axis: int, before: int, behind: int, rows: int) -> Layout | None:
-    """Return where rows lie on an axis that has all of them, with so many blocks before and elements behind; None where they do not."""
+    """Find the layout of rows on an axis, from their surroundings.
+
+    `before` counts blocks, `behind` elements. None where an axis does not have all rows.
+    """
     outer, left = divmod(before, math.prod(shape[:axis]) or 1)
     inner, right = divmod(behind, math.prod(shape[axis + 1 :]) or 1)
     fits = not left and not right and outer * rows * inner == shape[axis]
@@ -58,7 +64,7 @@ def find_split(shape: Shape, axis: int, before: int, behind: int, rows: int) -> 
 
 
 def concatenate(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Along another axis, or rows behind rows: then each part is a block more."""
+    """Concatenate along another axis, or put rows behind rows. Each operand then adds its blocks."""
     axis = equation.whole.params["dimension"]
     rows = list_rows(layouts)
     if len(rows) < len(layouts):
@@ -92,7 +98,7 @@ def split(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def slice_parts(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Of another axis, or whole blocks of rows."""
+    """Slice another axis, or whole blocks of rows."""
     (layout,) = list_rows(layouts)
     params = equation.whole.params
     axis = layout.axis
@@ -114,7 +120,7 @@ def pad(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def tile(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Rows that are repeated behind each other are blocks more."""
+    """Repeat rows: the repeats are further blocks."""
     (layout,) = list_rows(layouts)
     return [Layout(layout.axis, layout.outer * equation.whole.params["reps"][layout.axis], layout.inner)]
 

@@ -1,4 +1,7 @@
-"""Loops and branches: the rules of their bodies, until what a step hands on has the layout that the next one takes."""
+"""Loops and branches: rules are applied to their bodies.
+
+This is repeated until the carries of a step have the layouts that the next step takes.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ MOVES = frozenset(
         "transpose",
     ]
 )
-"""Linear operations of one operand: they may be done with parts of a sum before these are added up."""
+"""Linear operations of one operand: they may be applied to parts of a sum."""
 JOINS = frozenset(["add", "add_any", "concatenate", "pad", "stack", "sub"])
-"""Linear in all operands together: none may be anything but a part, or zero."""
+"""Linear in all operands together: each must be a part, or zero."""
 PRODUCTS = {"mul": (0, 1), "div": (0,), "dot_general": (0, 1)}
-"""Linear in one of these operands, where the others are no parts."""
+"""Linear in one of these operands, if the others are no parts."""
 
 
 class Partial:
-    """The kind of a part of a sum over rows, inside of a body."""
+    """The kind of a part of a sum over rows, in bodies."""
 
 
 PARTIAL = Partial()
@@ -47,9 +50,10 @@ Inner: TypeAlias = Layout | Partial | None
 
 
 def follow(twins: Twins, kinds: Sequence[Inner], is_final: bool) -> list[Inner] | None:
-    """Return what a body makes of its inputs; None where a rule is missing, or where literals depend on the number of rows.
+    """Find the kinds of a body's outputs. None where a rule is missing, or where literals depend on the number of rows.
 
-    Only where the kinds are final does it count that nothing is added to a part of a sum but other parts: a carry may yet become one.
+    Nothing but parts may be added to a part of a sum. This is checked only where the kinds are final: until then, a carry may yet
+    become a part.
     """
     known: dict[core.Var, Inner] = dict(zip(twins.inputs, kinds, strict=True)) | dict.fromkeys(twins.constants)
     uniform: set[Atom] = set()
@@ -70,7 +74,7 @@ def follow(twins: Twins, kinds: Sequence[Inner], is_final: bool) -> list[Inner] 
 def follow_equation(
     twins: Twins, equation: Equation, kinds: list[Inner], uniform: set[Atom], is_final: bool
 ) -> Sequence[Inner] | None:
-    """Return the kinds of an equation's outputs; None where it has no rule. `uniform` are values that grow, alike for all rows."""
+    """Find the kinds of an equation's outputs. None where it has no rule. `uniform` are values that grow, alike for all rows."""
     count = len(equation.whole.outvars)
     if PARTIAL in kinds:
         return [PARTIAL] * count if is_linear(equation, kinds, is_final) else None
@@ -86,7 +90,7 @@ def follow_equation(
 
 
 def is_linear(equation: Equation, kinds: Sequence[Inner], is_final: bool) -> bool:
-    """Return whether parts of a sum may go through an equation before they are added up."""
+    """Whether an equation may be applied to parts of a sum."""
     parts = [place for place, kind in enumerate(kinds) if kind is PARTIAL]
     if any(isinstance(kind, Layout) for kind in kinds):
         return False
@@ -97,7 +101,10 @@ def is_linear(equation: Equation, kinds: Sequence[Inner], is_final: bool) -> boo
 
 
 def note_uniform(twins: Twins, equation: Equation, uniform: set[Atom]) -> bool:
-    """Add what an equation without rows makes to the values that are alike for all rows, if it grows; return False where it is not alike."""
+    """Note that an equation's result grows with the rows, alike for all.
+
+    It reads no rows itself. False where the result is not alike.
+    """
     grown = [atom for atom in equation.whole.invars if twins.find_growing(atom)]
     if not any(twins.find_growing(variable) for variable in equation.whole.outvars):
         return not grown
@@ -108,7 +115,7 @@ def note_uniform(twins: Twins, equation: Equation, uniform: set[Atom]) -> bool:
 
 
 def place_uniform(twins: Twins, equation: Equation, kinds: list[Inner], uniform: set[Atom]) -> list[Layout | None] | None:
-    """Return the layouts of the operands: what is alike for all rows takes that of the rows. None where something else grows."""
+    """Find the layouts of the operands. Values alike for all rows take that of the rows. None where something else grows."""
     layouts = [kind for kind in kinds if isinstance(kind, Layout)]
     operands: list[Layout | None] = []
     for atom, kind in zip(equation.whole.invars, kinds, strict=True):
@@ -123,12 +130,12 @@ def place_uniform(twins: Twins, equation: Equation, kinds: list[Inner], uniform:
 
 
 def apply_rule(twins: Twins, equation: Equation, layouts: Layouts) -> Outcomes:
-    """Return the outcomes that the rule of an equation gives, if shapes agree with them."""
+    """Apply the rule of an equation, and check shapes against its outcomes."""
     rule = rules.RULES.get(equation.name)
     pairs = zip(equation.whole.invars, layouts, strict=True)
     if (
         rule is None
-        or equation.whole is equation.shard  # a shard has none of its own
+        or equation.whole is equation.shard  # a shard has no equation of its own
         or not has_same_params(equation)
         or not all(layout is None or twins.fits(atom, layout) for atom, layout in pairs)
     ):
@@ -144,7 +151,7 @@ def apply_rule(twins: Twins, equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def pair_bodies(equation: Equation, name: str) -> list[Twins] | None:
-    """Return the twins of the programs that are a parameter of the equation; None where they differ."""
+    """Pair the nested jaxprs of an equation. None where they differ."""
     whole, shard = equation.whole.params[name], equation.shard.params[name]
     programs = zip(whole, shard, strict=True) if isinstance(whole, tuple | list) else [(whole, shard)]
     pairs = [[inline_calls(close_program(program)) for program in both] for both in programs]
@@ -155,7 +162,10 @@ def pair_bodies(equation: Equation, name: str) -> list[Twins] | None:
 
 
 def settle(body: Twins, fixed: Sequence[Inner], carried: Sequence[Inner], steps: Sequence[Inner]) -> list[Inner] | None:
-    """Return what a body makes of its inputs where its carries have become what it makes of them; None where a rule is missing."""
+    """Iterate a body's carries until their kinds no longer change.
+
+    The result is what the body makes then; None where a rule is missing.
+    """
     carried = list(carried)
     for _ in range(2 * len(carried) + 1):
         made = follow(body, [*fixed, *carried, *steps], is_final=False)
@@ -169,7 +179,7 @@ def settle(body: Twins, fixed: Sequence[Inner], carried: Sequence[Inner], steps:
 
 
 def finish_carries(made: Sequence[Inner], layouts: Layouts, first: int) -> list[Layout | Merge | None] | None:
-    """Return the outcomes of carries, which begin as the operands from `first` on; None where one would lose its rows."""
+    """Find the outcomes of carries. They begin as the operands from `first` on. None where one would lose its rows."""
     outcomes: list[Layout | Merge | None] = []
     for place, kind in enumerate(made, first):
         if kind is None and layouts[place] is not None:
@@ -179,7 +189,7 @@ def finish_carries(made: Sequence[Inner], layouts: Layouts, first: int) -> list[
 
 
 def scan(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Rows along another axis than that of the steps. A carry to which each step adds a sum over rows is a merge."""
+    """Scan along another axis than the rows. A carry to which each step adds a sum over rows is a merge."""
     params: dict[str, Any] = equation.whole.params
     bodies = pair_bodies(equation, "jaxpr")
     consts, carries = count_loop_inputs(params)
@@ -199,7 +209,7 @@ def scan(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def map_rows(equation: Equation, layouts: Layouts, body: Twins) -> Outcomes:
-    """Rows one after another, and nothing that a step hands on: each result is of its row."""
+    """Scan the rows one after another, without carries. Each result belongs to its row."""
     rows = [layout for layout in layouts if layout is not None]
     is_apart = all(layout.axis == 0 and layout.matches(rows[0]) for layout in rows)
     grows = any(body.find_growing(variable) for variable in body.shapes)
@@ -208,7 +218,7 @@ def map_rows(equation: Equation, layouts: Layouts, body: Twins) -> Outcomes:
 
 
 def repeat(equation: Equation, layouts: Layouts) -> Outcomes:
-    """A `while` whose condition is the same for all rows."""
+    """Run a `while` whose condition is the same for all rows."""
     params: dict[str, Any] = equation.whole.params
     conditions, bodies = pair_bodies(equation, "cond_jaxpr"), pair_bodies(equation, "body_jaxpr")
     if conditions is None or bodies is None:
@@ -225,7 +235,7 @@ def repeat(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def branch(equation: Equation, layouts: Layouts) -> Outcomes:
-    """A branch that is the same for all rows."""
+    """Take a branch that is the same for all rows."""
     bodies = pair_bodies(equation, "branches")
     if bodies is None or layouts[0] is not None:
         return None

@@ -1,4 +1,7 @@
-"""Products and convolutions: one that contracts rows is a merge, as the gradient of a weight."""
+"""Matmuls and convolutions.
+
+One that contracts rows is a merge, as the gradient of a weight.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,15 @@ def multiply(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def list_free_axes(rank: int, contracted: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:
-    """Return the axes of an operand that are neither contracted nor of the batch."""
+    """List an operand's axes that are neither contracted nor batch axes."""
     return [axis for axis in range(rank) if axis not in contracted and axis not in batch]
 
 
 def convolve(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Rows as the batch, or as the features that are summed over, in the gradient by the kernel."""
+    """Keep rows as the batch, or merge those that are summed over.
+
+    In the gradient by the kernel, they lie in the features' place.
+    """
     params = equation.whole.params
     numbers = params["dimension_numbers"]
     left, right = layouts

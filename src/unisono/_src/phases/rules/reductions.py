@@ -1,4 +1,7 @@
-"""Reductions, cumulations and sorts: over rows they are merges, or gather; along other axes rows stay."""
+"""Reductions, cumulations and sorts.
+
+Over rows they are merges, or gather. Along other axes rows stay.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ def take_largest(equation: Equation, layouts: Layouts) -> Outcomes:
 
 
 def transform(equation: Equation, layouts: Layouts) -> Outcomes:
-    """A Fourier transform of the last axes."""
+    """Apply a Fourier transform to the last axes."""
     layout = find_common(layouts)
     first = len(equation.shape(0)) - len(equation.whole.params["fft_lengths"])
     return [layout] if layout is not None and layout.axis < first else None
 
 
 def solve(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Linear algebra of the last two axes. Outputs have the axes before them alike."""
+    """Apply linear algebra to the last two axes. Outputs have the axes before them alike."""
     layout = find_common(layouts)
     is_free = layout is not None and None not in layouts and layout.axis < len(equation.shape(0)) - 2
     return keep(equation, Layout(layout.axis, layout.outer, layout.inner)) if layout is not None and is_free else None

@@ -13,16 +13,16 @@ Rule: TypeAlias = Callable[[Equation, Layouts], Outcomes]
 
 
 def list_rows(layouts: Layouts) -> list[Layout]:
-    """Return the layouts of the operands that have rows."""
+    """List the layouts of the operands that have rows."""
     return [layout for layout in layouts if layout is not None]
 
 
 def find_common(layouts: Layouts) -> Layout | None:
-    """Return the layout of all operands that have rows, if it is one."""
+    """Find the layout that all operands with rows have in common."""
     first, *others = list_rows(layouts)
     return first if all(other == first for other in others) else None
 
 
 def keep(equation: Equation, layout: Layout | None) -> Outcomes:
-    """Return outcomes that all have this layout; None for no layout."""
+    """Give all outputs this layout. None for no layout."""
     return None if layout is None else [layout] * len(equation.whole.outvars)

@@ -1,7 +1,7 @@
-"""Attention by the native kernel: the products of queries with keys and of weights with values, and all that lies between them.
+"""Attention by the native kernel, from the scores to the weighted values.
 
-It is recognised by what it computes, in a program that is not differentiated yet. So layers of Keras, `jax.nn`, and attention written by hand
-are the same. The kernel keeps no table of weights, and brings its own gradient.
+It is recognised by what it computes, in a jaxpr that is not differentiated yet. So layers of Keras, `jax.nn`, and attention
+written by hand are the same. The kernel stores no matrix of weights, and brings its own gradient.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from unisono._src.xla.rewrite.score_chain import Mask, NoAttentionError, read_sc
 from unisono._src.xla.rewrite.views import Label, View, name_dimensions, place_elements
 
 LEAST_ROWS = 8
-"""Queries, and keys, from which on the kernel is faster than the products of XLA."""
+"""The fewest queries, and keys, for which the kernel is faster than XLA's matmuls."""
 
 FEATURE = -1
-"""The name of the dimension of features."""
+"""The label of the dimension of features."""
 
 Roles = tuple[Label, ...]
-"""The names of the kernel's dimensions: three of items, groups, queries, keys."""
+"""The labels of the kernel's dimensions: three of items, groups, queries, keys."""
 
 
 class Rows(NamedTuple):
-    """Queries, keys or values: an array, the order in which its features come last, and the names of its dimensions in that order."""
+    """Queries, keys or values: an array with labelled dimensions. `order` puts the features last; `labels` are in that order."""
 
     atom: Atom
     order: tuple[int, ...]
@@ -54,15 +54,15 @@ class Rows(NamedTuple):
 
     @property
     def names(self) -> set[int]:
-        """Return the names of the dimensions that hold the rows."""
+        """The labels of all dimensions but the features."""
         return {label for label in self.labels if label not in (None, FEATURE)}
 
     def measure(self, label: Label) -> int:
-        """Return the size of a dimension; 1 if it has no name."""
+        """The size of a dimension; 1 if it has no label."""
         return 1 if label is None else self.shape[self.labels.index(label)]
 
     def place(self, roles: Roles) -> Distances:
-        """Return how far the elements lie from each other in each of the kernel's dimensions."""
+        """The stride of the array in each of the kernel's dimensions."""
         distances = dict(zip(self.labels, place_elements(self.shape), strict=True))
         return tuple(0 if label is None else distances.get(label, 0) for label in roles)
 
@@ -71,12 +71,12 @@ class Rows(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Masks, which must all be true, or a bias: arrays that scores may share."""
+    """Masks or a bias: arrays that several scores may share. Several masks must all be true."""
 
     parts: tuple[Mask, ...]
 
     def measure(self, roles: Roles) -> Shape:
-        """Return the shape of the array in the kernel's dimensions: 1 where scores share elements."""
+        """The shape in the kernel's dimensions. It is 1 where scores share elements."""
         return np.broadcast_shapes(*(arrange_shape(mask.view, roles) for mask in self.parts))
 
     def place(self, roles: Roles) -> Distances:
@@ -84,7 +84,7 @@ class Shared(NamedTuple):
         return tuple(0 if size == 1 else distance for size, distance in zip(shape, place_elements(shape), strict=True))
 
     def arrange(self, arrays: Sequence[Array], roles: Roles) -> Array:
-        """Return the array in the kernel's dimensions."""
+        """Reshape the array to the kernel's dimensions."""
         arranged = [arrange_roles(mask, array, roles) for mask, array in zip(self.parts, arrays, strict=True)]
         return functools.reduce(jnp.logical_and, arranged) if len(arranged) > 1 else arranged[0]
 
@@ -103,16 +103,16 @@ def arrange_roles(mask: Mask, array: Array, roles: Roles) -> Array:
 
 
 class Attention(NamedTuple):
-    """An attention, read from a program."""
+    """An attention, as found in a jaxpr."""
 
     layout: AttentionLayout
     roles: Roles
     rows: tuple[Rows, ...]
     """Queries, keys and values."""
     shared: tuple[Shared, ...]
-    """Two masks, the bias, and the weights that are kept; without parts if there are none."""
+    """Two masks, the bias, and the dropout mask of the weights. Absent ones have no parts."""
     result: tuple[Label, ...]
-    """The names of the dimensions of the second product."""
+    """The labels of the second matmul's dimensions."""
 
     @property
     def operands(self) -> list[Atom]:
@@ -120,7 +120,7 @@ class Attention(NamedTuple):
 
 
 def replace_attention(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the product of weights and values, if its weights are a softmax, by a call of the kernel."""
+    """Replace softmax weights times values by the attention kernel."""
     if eqn.primitive.name != "dot_general" or get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
         return None
     for side in (0, 1):
@@ -133,10 +133,10 @@ def replace_attention(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
 
 
 def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
-    """Return the attention whose weights are the operand `side` of a product; raise `NoAttentionError` if there is none."""
+    """Read the attention whose weights are operand `side` of a matmul. `NoAttentionError` says that there is none."""
     weights = eqn.invars[side]
     values = eqn.invars[1 - side]
-    if isinstance(weights, Literal) or made_by.find_if_read_once(weights) is None:  # the program needs the weights themselves
+    if isinstance(weights, Literal) or made_by.find_if_read_once(weights) is None:  # the jaxpr needs the weights themselves
         raise NoAttentionError
     names = name_dimensions(get_shape(weights))
     value_view, result = name_values(eqn, side, names, values)
@@ -166,7 +166,7 @@ def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
 
 
 def expect_one(labels: Iterable[Label]) -> int:
-    """Return the only name among some."""
+    """The only label among some. `NoAttentionError` if there are none or several."""
     names = [label for label in labels if label is not None]
     if len(names) != 1:
         raise NoAttentionError
@@ -178,7 +178,7 @@ def pad_names(labels: Sequence[int], count: int) -> tuple[Label, ...]:
 
 
 def name_values(eqn: JaxprEqn, side: int, names: tuple[Label, ...], values: Atom) -> tuple[View, tuple[Label, ...]]:
-    """Return the values and the names of the dimensions of the product, given those of the weights."""
+    """Label the dimensions of the values and of the result. The labels of the weights are known."""
     shape = get_shape(values)
     labels: list[Label] = list(name_features(shape))
     pairs = [(axes[side], axes[1 - side]) for axes in eqn.params["dimension_numbers"]]
@@ -197,7 +197,7 @@ def name_features(shape: Shape) -> tuple[Label, ...]:
 
 
 def name_product(eqn: JaxprEqn, product: View, key: int) -> tuple[View, View]:
-    """Return queries and keys of a product, given the names of its dimensions: the keys are the operand that has their dimension."""
+    """Split a matmul into queries and keys, with labels. The keys are the operand that has the dimension `key`."""
     views: list[View] = []
     contracted, batch = eqn.params["dimension_numbers"]
     names = iter(product.labels[len(batch[0]) :])
@@ -214,7 +214,7 @@ def name_product(eqn: JaxprEqn, product: View, key: int) -> tuple[View, View]:
 
 
 def run_attention(attention: Attention, shape: Shape, *operands: Array) -> Array:
-    """Return what the second product returns."""
+    """Compute attention in the result's original layout."""
     rest = list(operands[3:])
     shared = [
         part.arrange([rest.pop(0) for _ in part.parts], attention.roles) if part.parts else jnp.zeros((0,), dtype)

@@ -1,9 +1,9 @@
-"""Batch normalizations by native kernels: the means and variances of columns, and the sums over rows of the gradient.
+"""Batch normalizations by native kernels: moments, and the gradient's sums.
 
-Keras writes them as `x * s + (offset - mean * s)`, where `s` is the scale over the deviation of the column. The means, the variances and the
-sum are recognised one by one. A layer and its gradient are five sums over all rows. The kernels read the input once for both moments, and
-once more, with the gradient by the result, for the other sums. A rectifier behind the layer is computed again there: what it lets through
-needs no place in memory.
+Keras writes them as `x * s + (offset - mean * s)`, where `s` is the scale over the deviation of the column. The means, the
+variances and the sum are recognised one by one. A layer and its gradient are five sums over all rows. The kernels read the input
+once for both moments, and once more, with the gradient by the result, for the other sums. A ReLU behind the layer is computed
+again there, so that its mask need not be stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unisono._src.xla.rewrite.moments import (
 )
 
 REPLACED = ("div", "add", "custom_jvp_call")
-"""Primitives that a rule looks at: of a moment, of what scales and shifts columns, and of a rectifier."""
+"""Primitives that a rule looks at: the last ones of a moment, of a scaling of columns, and of a ReLU."""
 
 LEAST_COLUMNS = 16
 """A vector of AVX-512. Fewer columns are left to XLA."""
@@ -50,9 +50,9 @@ _local_scope: contextvars.ContextVar[str | None] = contextvars.ContextVar("local
 
 @contextlib.contextmanager
 def replace_for_shards(local_scope: str) -> Iterator[None]:
-    """Replace, in the block, what a batch and its shards have in common, which are traced one by one: arrays of any size.
+    """Replace arrays of any size in the block. A batch and its shards are traced one by one, and must be replaced alike.
 
-    Moments are replaced in this scope alone, whose rows are those of one shard. Elsewhere they are sums that shards add up.
+    Moments are replaced in `local_scope` alone, whose rows are those of one shard. Elsewhere they are sums that shards add up.
     """
     token = _local_scope.set(local_scope)
     try:
@@ -68,7 +68,7 @@ CLIPS: Mapping[Callable[[Array], Array], Bounds] = {jax.nn.relu: (0.0, None), ja
 
 
 def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the means or the variances of columns, or the sum that scales and shifts them, by what has kernels in its gradient."""
+    """Replace a moment or a scaling by calls whose gradients have kernels."""
     name = eqn.primitive.name
     if name not in REPLACED or get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
         return None
@@ -89,7 +89,7 @@ def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacemen
 
 
 def replace_moment(eqn: JaxprEqn, made_by: Producers) -> Replacement:
-    """Return the call that computes means or variances over all rows."""
+    """Replace means or variances over all rows."""
     (result,) = eqn.outvars
     try:
         moment = read_variance(result, made_by)
@@ -107,7 +107,7 @@ def replace_moment(eqn: JaxprEqn, made_by: Producers) -> Replacement:
 
 
 def check_variance_is_read(x: Atom, made_by: Producers) -> None:
-    """Raise `OtherProgramError` if a program takes no squares of what an array differs from something: a mean alone is a loop of XLA's."""
+    """Raise `OtherProgramError` if no variance is computed from `x`. XLA's loop is good enough for a mean alone."""
     for eqn in made_by.values():
         difference = made_by.find(eqn.invars[0]) if eqn.primitive.name == "square" else None
         if difference is not None and difference.primitive.name == "sub" and difference.invars[0] is x:
@@ -120,7 +120,7 @@ def compute_moments(compute: Callable[[Array], Array], shape: Shape, x: Array) -
 
 
 def find_scaling(eqn: JaxprEqn, made_by: Producers) -> list[Atom]:
-    """Return the array, the factors and the summands of a sum that multiplies columns by numbers, and adds numbers to them."""
+    """Find the array, scales and offsets of a scaling of columns. The equation adds the offsets."""
     for scaled, offset in each_way(eqn):
         product = made_by.find(scaled)
         if product is None or product.primitive.name != "mul":
@@ -142,9 +142,9 @@ def scale_and_clip_by_vectors(low: float, high: float | None, x: Array, scale: A
 
 
 def read_bounds(eqn: JaxprEqn) -> Bounds | None:
-    """Return the bounds of an equation that calls `jax.nn.relu` or `jax.nn.relu6`; None if it calls another function.
+    """Read the bounds of a call of `jax.nn.relu` or `jax.nn.relu6`. None for another function.
 
-    A function of a user may have the same name and another gradient. So the derivatives are compared, as programs.
+    A function of a user may have the same name and another gradient. So the derivatives are compared, as jaxprs.
     """
     (operand,) = eqn.invars
     call = jaxpr_as_fun(close_program(eqn.params["call_jaxpr"].jaxpr.replace(eqns=[eqn], invars=[operand], outvars=eqn.outvars)))
@@ -154,7 +154,7 @@ def read_bounds(eqn: JaxprEqn) -> Bounds | None:
 
 
 def print_derivative(function: Callable[[Array], Array], shape: Shape) -> str:
-    """Return the program that computes a function and its derivative."""
+    """Print the jaxpr of a function and its derivative."""
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     return str(jax.make_jaxpr(lambda x, direction: jax.jvp(function, (x,), (direction,)))(x, x))
 

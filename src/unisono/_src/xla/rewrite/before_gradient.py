@@ -1,4 +1,7 @@
-"""Rewriting while a program is traced, before the gradient is taken: kernels that bring a gradient of their own, and shorter loops."""
+"""Rewriting while a program is traced, before the gradient is taken.
+
+It puts in kernels that bring a gradient of their own, and shortens loops.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LEFT_UNDIFFERENTIATED = ("custom_jvp_call", "custom_vjp_call")
-"""Primitives whose programs are not what is differentiated."""
+"""Primitives with gradients of their own: their nested jaxprs are not differentiated."""
 
 _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 """The platform for which a program is traced."""
@@ -33,10 +36,10 @@ _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform
 
 @contextlib.contextmanager
 def trace_for(platform: str) -> Iterator[None]:
-    """Let `rewrite_before_gradient` know the platform.
+    """Tell `rewrite_before_gradient` the platform.
 
-    JAX keeps the traces of functions, such as bodies of loops. So a program is traced with an axis that has the platform's name and that
-    nothing uses: then JAX does not take a trace that was made elsewhere.
+    JAX caches the traces of functions, such as bodies of loops. So a program is traced with an axis that has the platform's name
+    and that nothing uses: then JAX does not take a trace that was made elsewhere.
     """
     token = _platform.set(platform)
     try:
@@ -46,14 +49,15 @@ def trace_for(platform: str) -> Iterator[None]:
 
 
 def uses_kernels() -> bool:
-    """Return whether a program is traced that will call native kernels: by `rewrite_function`, for CPUs."""
+    """Whether the program being traced will call native kernels. It will where `rewrite_function` traces it for CPUs."""
     return _platform.get() == "cpu" and load_kernels().level is not None
 
 
 def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function`, whose gradient is taken next, with the kernels that bring their own gradient.
+    """Put kernels with their own gradients into a function.
 
-    They are put in where `rewrite_function` traces a program for CPUs; elsewhere the function stays as it is.
+    Its gradient is taken next. They are put in where `rewrite_function` traces a program for CPUs; elsewhere the function stays
+    as it is.
     """
     if not uses_kernels():
         return function
@@ -85,7 +89,7 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program with its attention and its normalizations computed by native kernels."""
+    """Put native kernels for attention and normalizations into a jaxpr."""
     return Rewriter(find_kernel, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
 
 

@@ -1,9 +1,10 @@
 """Contractions whose bits do not depend on the number of threads.
 
-XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every number of threads, and the others with
-Eigen. Eigen cuts a long contraction with a small result by the number of threads. It cuts a large result into blocks by that number too, and
-adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower.
-Native kernels take products that YNNPACK needs a transpose for, and others that they compute faster: see `native_product`.
+XLA:CPU computes most matmuls and convolutions with YNNPACK, whose bits are the same for every number of threads, and the others
+with Eigen. Eigen cuts a long contraction with a small result by the number of threads. It cuts a large result into blocks by that
+number too, and adds in another order at their edges. So a matmul that Eigen would compute is brought to a form that YNNPACK
+takes, which is no slower. Native kernels take matmuls that YNNPACK needs a transpose for, and others that they compute faster:
+see `native_product`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from unisono._src.xla.rewrite.native_product import find_native_product
 Axes = tuple[int, ...]
 
 LEAST_SIZE = 8
-"""YNNPACK takes a product if one of its dimensions has this many elements; XLA compiles smaller products to loops."""
+"""YNNPACK takes a matmul if one of its dimensions has this many elements; XLA compiles smaller ones to loops."""
 
 LEAST_GAIN = 2
-"""Elements of a transposed product for each element that is moved to avoid the transpose, at least."""
+"""The result of a transposed matmul must be this many times larger than what is moved to avoid the transpose."""
 
 
 class Operand(NamedTuple):
-    """An operand of a product: its shape, its contracted dimensions, and its batch dimensions."""
+    """An operand of a matmul, with its contracted and batch dimensions."""
 
     shape: Shape
     contracted: Axes
@@ -38,21 +39,24 @@ class Operand(NamedTuple):
 
     @property
     def free(self) -> Axes:
-        """Return the dimensions that the other operand does not have."""
+        """The dimensions that the other operand does not have."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in (*self.contracted, *self.batch))
 
     @property
     def order(self) -> Axes:
-        """Return the dimensions in the order in which the contracted ones come last."""
+        """The dimensions, with the contracted ones last."""
         return (*self.batch, *self.free, *self.contracted)
 
     def volume(self, axes: Axes) -> int:
-        """Return the number of elements in these dimensions."""
+        """The number of elements in these dimensions."""
         return math.prod(self.shape[axis] for axis in axes)
 
 
 class Product(NamedTuple):
-    """A product. Its dimensions are the batch dimensions, then the free ones of `left`, then the free ones of `right`."""
+    """A matmul (`dot_general`).
+
+    Its dimensions are the batch dimensions, then the free ones of `left`, then the free ones of `right`.
+    """
 
     left: Operand
     right: Operand
@@ -66,7 +70,10 @@ class Product(NamedTuple):
 
     @property
     def is_left_to_xla(self) -> bool:
-        """Return whether one operand is a vector, for which XLA has code that no thread count cuts, or all sizes are small."""
+        """Whether XLA's own code is good enough.
+
+        One operand is a vector, for which XLA has code that no thread count cuts, or all sizes are small.
+        """
         rows = self.left.volume(self.left.free)
         columns = self.right.volume(self.right.free)
         is_small = max(rows, columns, self.left.volume(self.left.contracted)) < LEAST_SIZE
@@ -74,23 +81,23 @@ class Product(NamedTuple):
 
     @property
     def result_size(self) -> int:
-        """Return the number of elements of the product."""
+        """The number of elements of the result."""
         return self.left.volume((*self.left.batch, *self.left.free)) * self.right.volume(self.right.free)
 
     @property
     def moved_size(self) -> int:
-        """Return the number of elements that `compute` brings into another order."""
+        """The number of elements that `compute` brings into another order."""
         is_in_order = self.left.order == tuple(range(len(self.left.shape)))
         return 0 if is_in_order else math.prod(self.left.shape)
 
     def swap(self) -> Product:
-        """Return the product with the operands swapped: the last two groups of its dimensions change places."""
+        """Swap the operands. The last two groups of the result's dimensions change places."""
         return Product(self.right, self.left, self.params)
 
     def compute(self, left: Array, right: Array) -> Array:
-        """Return the product, with the left operand brought to the order in which its contracted dimensions come last.
+        """Multiply, with the left operand's contracted dimensions moved last.
 
-        The barriers are needed: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
+        The barriers are needed: XLA would fold a transpose of an operand, or of the result, into the matmul, and so undo it.
         """
         left = lax.optimization_barrier(lax.transpose(left, self.left.order))
         contracted = tuple(range(left.ndim - len(self.left.contracted), left.ndim))
@@ -100,14 +107,14 @@ class Product(NamedTuple):
         return lax.optimization_barrier(y)
 
     def permutation_to_swapped(self) -> Axes:
-        """Return the permutation of dimensions that turns this product into the swapped one."""
+        """The permutation from this result's dimensions to the swapped one's."""
         batch = len(self.left.batch)
         right = batch + len(self.left.free)
         return (*range(batch), *range(right, right + len(self.right.free)), *range(batch, right))
 
 
 def replace_product(eqn: JaxprEqn, _: Producers) -> Replacement | None:
-    """Replace a product by one whose left operand is contracted over its last dimensions, as YNNPACK requires.
+    """Replace a matmul by one that YNNPACK takes. It requires that the left operand's contracted dimensions are the last.
 
     The gradient by a Dense layer's kernel, for example, is contracted over other dimensions.
     """
@@ -118,9 +125,10 @@ def replace_product(eqn: JaxprEqn, _: Producers) -> Replacement | None:
 
 
 def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace a transposed product, as JAX's gradients are, by the product with the operands swapped, if that moves far fewer elements.
+    """Replace a transposed matmul by one with the operands swapped.
 
-    XLA often fuses the transpose with what reads it, for example an optimizer's update. So it costs less than its size says.
+    JAX's gradients have them. It is done if it moves far fewer elements. XLA often fuses the transpose with what reads it, for
+    example an optimizer's update. So the transpose costs less than its size says.
     """
     maker = find_swapped_product(eqn, made_by)
     if maker is None:
@@ -137,7 +145,7 @@ def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement
 
 
 def find_swapped_product(eqn: JaxprEqn, made_by: Producers) -> JaxprEqn | None:
-    """Return the product that a transpose turns into the one with the operands swapped, if nothing else reads it."""
+    """Find the matmul whose operands a transpose swaps. None if anything else reads the matmul."""
     maker = made_by.find_if_read_once(eqn.invars[0])
     if maker is None or maker.primitive.name != "dot_general":
         return None
@@ -147,7 +155,7 @@ def find_swapped_product(eqn: JaxprEqn, made_by: Producers) -> JaxprEqn | None:
 
 
 def find_native_form(product: Product, eqn: JaxprEqn) -> Callable[[Array, Array], Array] | None:
-    """Return a function that computes a product by a native kernel; None if there is none for it."""
+    """Find the native kernel's function for a matmul, if there is one."""
     if product.left.batch:
         return None
     shapes = product.left.shape, product.right.shape
@@ -156,7 +164,7 @@ def find_native_form(product: Product, eqn: JaxprEqn) -> Callable[[Array, Array]
 
 
 def arrange_for_ynnpack(product: Product) -> Callable[[Array, Array], Array]:
-    """Return a function that computes a product as YNNPACK requires: with the operands swapped, if that moves fewer elements."""
+    """Build a function that computes a matmul as YNNPACK requires. The operands are swapped if that moves fewer elements."""
     other = product.swap()
     if product.moved_size <= other.moved_size + product.result_size:
         return product.compute

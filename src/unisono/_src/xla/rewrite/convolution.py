@@ -1,9 +1,10 @@
 """Convolutions in the forms that XLA:CPU runs fast, in loops too.
 
-The fast kernel takes (rows, *space, features) and (*space, in, out). XLA brings convolutions to that layout in the entry computation only,
-never in a loop's body. The two gradient convolutions are not in that layout, and a forward convolution leaves it if XLA swaps input and
-kernel. The kernel is slow for groups, for inputs with zeros between their elements, and in three dimensions. So groups become sums of
-products or one convolution for each group, spread inputs become phases, and three dimensions become two.
+The fast kernel takes (rows, *space, features) and (*space, in, out). XLA brings convolutions to that layout in the entry
+computation only, never in a loop's body. The two gradient convolutions are not in that layout, and a forward convolution leaves
+it if XLA swaps input and kernel. The kernel is slow for groups, for inputs with zeros between their elements, and in three
+dimensions. So groups become sums of elementwise products or one convolution for each group, spread inputs become phases, and
+three dimensions become two.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MOST_GROUPS = 64
 
 
 def replace_convolution(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace a convolution in one to three dimensions that is not fast as it is."""
+    """Replace a convolution in one to three dimensions, unless it is fast."""
     params = eqn.params
     x, w = map(get_shape, eqn.invars)
     if not 1 <= len(params["window_strides"]) <= 3:
@@ -56,7 +57,7 @@ def replace_convolution(eqn: JaxprEqn, made_by: Producers) -> Replacement | None
 
 
 def is_fast_convolution(params: Params, x: Shape, w: Shape) -> bool:
-    """Return whether the fast kernel takes a convolution as it is."""
+    """Whether the fast kernel takes a convolution as it is."""
     space = len(params["window_strides"])
     is_grouped = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
     is_spread = any(distance > 1 for distance in params["lhs_dilation"])
@@ -73,7 +74,7 @@ def is_fast_convolution(params: Params, x: Shape, w: Shape) -> bool:
 
 
 def compute_convolution(x: Array, w: Array, params: Params, sizes: ConvolutionSizes) -> Array:
-    """Return the result of `conv_general_dilated` with these parameters."""
+    """Compute what `conv_general_dilated` does with these parameters."""
     if not x.dtype == w.dtype == "float32":
         return convolve_at_once(x, w, params)
     if not sizes.is_for_one_thread:
@@ -86,7 +87,7 @@ def compute_convolution(x: Array, w: Array, params: Params, sizes: ConvolutionSi
 
 
 def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSizes) -> Array:
-    """Return the convolution, computed some features or some rows at a time where that is faster."""
+    """Convolve some features or rows at a time, where that is faster."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
     at_once = functools.partial(convolve_at_once, params=params)
     if sizes.features_at_once < sizes.ins:
@@ -97,7 +98,7 @@ def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSiz
 
 
 def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
-    """Return the convolution, computed in the fast layout."""
+    """Convolve in the fast layout, in one piece."""
     precision = Arithmetic(params["precision"], params["preferred_element_type"])
     if params["batch_group_count"] > 1:
         compute = functools.partial(convolve_groups, precision=precision, groups=params["batch_group_count"], by_rows=True)
@@ -113,7 +114,7 @@ def convolve_one_group(x: Array, w: Array, window: Window, convolve: Convolve) -
 
 
 def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int, by_rows: bool) -> Array:
-    """Return the convolution of groups. They lie among the features of x (the forward pass) or its rows (a gradient by the kernel)."""
+    """Convolve by groups. They lie among the features of x (the forward pass) or its rows (a gradient by the kernel)."""
     axis = 0 if by_rows else x.ndim - 1
     ins = x.shape[axis] // groups
     outs = w.shape[-1] // groups
@@ -129,7 +130,7 @@ def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, g
 
 
 def move_groups_to_features(x: Array, groups: int) -> Array:
-    """Return x with its groups of rows as groups of features."""
+    """Move the groups of x from its rows to its features."""
     rows, *space, features = x.shape
     by_group = x.reshape(groups, rows // groups, *space, features)
     return lax.transpose(by_group, (*range(1, x.ndim), 0, x.ndim)).reshape(rows // groups, *space, groups * features)

@@ -1,6 +1,7 @@
-"""Convolutions whose groups have few features, without a kernel: sums over the kernel's positions of shifted inputs.
+"""Convolutions whose groups have few features, as sums of shifted inputs.
 
-They are computed in float32, as the kernel does, and unrolled. A group's features are neighbours: (group, in) and (group, out).
+There is one term for each position of the kernel. They are computed in float32, as the kernel does, and unrolled. A group's
+features are neighbours: (group, in) and (group, out).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ MOST_PAIRS = 4
 
 
 class FeaturePairs(NamedTuple):
-    """Pairs of features: in each of `groups` groups, `outs` features are made of `ins` features. The result has `dtype`."""
+    """The pairs of features of a grouped convolution.
+
+    In each of `groups` groups, `outs` features are made of `ins` features. The result has `dtype`.
+    """
 
     groups: int
     ins: int
@@ -31,7 +35,7 @@ class FeaturePairs(NamedTuple):
 
 
 def convolve_depthwise(x: Array, w: Array, window: Window, pairs: FeaturePairs) -> Array:
-    """Return the convolution: for each position of the kernel, the shifted input times its weight, added up."""
+    """Convolve by summing shifted inputs times weights, tap by tap."""
     groups, ins, outs, dtype = pairs
     shape = (x.shape[0], *window.results(x.shape[1:-1], w.shape[:-2]), groups)
     steps = (1, *window.strides, ins)
@@ -50,7 +54,10 @@ def convolve_depthwise(x: Array, w: Array, window: Window, pairs: FeaturePairs) 
 
 
 def compute_kernel_gradient(x: Array, dy: Array, window: Window, pairs: FeaturePairs) -> Array:
-    """Return the gradient of `convolve_depthwise` by its kernel: for each position, a sum of products. Rows of x are (group, in)."""
+    """Compute the gradient of `convolve_depthwise` by its kernel.
+
+    Each position is a sum of products. Rows of x are (group, in).
+    """
     groups, ins, outs, dtype = pairs
     last = x.ndim - 1
     positions = window.results(x.shape[1:-1], dy.shape[:-2])
@@ -69,7 +76,10 @@ def compute_kernel_gradient(x: Array, dy: Array, window: Window, pairs: FeatureP
 
 
 def sum_products(products: Sequence[Array]) -> list[Array]:
-    """Return each product, summed over all dimensions except its groups: all products over space in one pass, then each over rows."""
+    """Sum each elementwise product over all dimensions but the groups.
+
+    All are summed over space in one pass, then each over rows.
+    """
 
     def add(totals: Sequence[Array], terms: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(map(operator.add, totals, terms))
@@ -80,12 +90,12 @@ def sum_products(products: Sequence[Array]) -> list[Array]:
 
 
 def pad_input(x: Array, window: Window) -> Array:
-    """Return the input in float32 and in memory, with its padding and with the zeros between its elements."""
+    """Pad the input, spread its elements, and keep it as float32."""
     space = [(low, high, spread - 1) for (low, high), spread in zip(window.padding, window.spread, strict=True)]
     return keep_in_memory(pad_array(x.astype("float32"), 0, [(0, 0, 0), *space, (0, 0, 0)]))
 
 
 def join_features(results: Sequence[Array], dtype: DTypeLike) -> Array:
-    """Return an array whose features are (group, out), from one array for each out."""
+    """Join one array for each out to features (group, out)."""
     y = lax.concatenate([lax.expand_dims(result, [result.ndim]) for result in results], results[0].ndim)
     return y.reshape(*y.shape[:-2], -1).astype(dtype)

@@ -1,4 +1,7 @@
-"""Programs with some of their equations replaced: the types of rules, and the one place where equations are made."""
+"""Jaxprs with some equations replaced.
+
+The types of rules are here, and this is the one place where equations are made.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Params: TypeAlias = Mapping[str, Any]
 
 
 class Producers(dict[Atom, JaxprEqn]):
-    """The equation that made a variable, for each variable of a program."""
+    """The equation that made each variable of a jaxpr."""
 
     def __init__(self, program: Jaxpr) -> None:
         super().__init__({variable: eqn for eqn in program.eqns for variable in eqn.outvars})
@@ -26,22 +29,22 @@ class Producers(dict[Atom, JaxprEqn]):
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
 
     def find(self, atom: Atom) -> JaxprEqn | None:
-        """Return the equation that made a variable; None for an input of the program, and for a literal, which has no hash."""
+        """Find the equation that made a variable. None for an input of the jaxpr, and for a literal, which has no hash."""
         return self.get(atom) if isinstance(atom, Var) else None
 
     def find_if_read_once(self, atom: Atom) -> JaxprEqn | None:
-        """Return the equation that made a variable, if it made nothing else and the variable is read once."""
+        """Find the equation that made a variable, if it is read once. None if the equation has other results."""
         eqn = self.get(atom) if isinstance(atom, Var) and self._times_read[atom] == 1 else None
         return eqn if eqn is not None and len(eqn.outvars) == 1 else None
 
 
 class Replacement(NamedTuple):
-    """A substitute for an equation: `function` computes the same result from `operands`."""
+    """A substitute for an equation: `function` computes its result from `operands`."""
 
     function: Callable[..., jax.Array | tuple[jax.Array, ...]]
     operands: Sequence[Atom]
     origin: JaxprEqn | None = None
-    """The equation by whose scopes the substitute is known; None for the one that it replaces."""
+    """The equation whose scopes the substitute gets; None for the one that it replaces."""
 
 
 Rule = Callable[[JaxprEqn, Producers], Replacement | None]
@@ -49,7 +52,7 @@ Rule = Callable[[JaxprEqn, Producers], Replacement | None]
 
 
 def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation that calls the replacement, with the name of `eqn` in profiles and in the context of `eqn`."""
+    """Build an equation that calls the replacement. It keeps the context of `eqn`, and its name in profiles."""
     with enter_context(eqn):
         traced = jax.make_jaxpr(jax.jit(replacement.function))(*(operand.aval for operand in replacement.operands))
     (call,) = traced.jaxpr.eqns
@@ -58,12 +61,12 @@ def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
 
 
 def drop_names(program: Jaxpr) -> DebugInfo:
-    """Return what a program says of itself for messages, without the names of its inputs and outputs: it gets others."""
+    """Drop the names of inputs and outputs from a jaxpr's debug info. The jaxpr gets others."""
     return program.debug_info._replace(arg_names=None, result_paths=None)
 
 
 Traced: TypeAlias = Jaxpr | ClosedJaxpr
-"""A traced program."""
+"""A jaxpr, open or closed."""
 
 ProgramT = TypeVar("ProgramT", bound=Traced)
 
@@ -79,11 +82,11 @@ NESTED = {
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
 }
-"""For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
+"""The parameters with nested jaxprs, for each primitive that is looked into. Other primitives with nested jaxprs are left as they are."""
 
 
 def drop_unread(program: Jaxpr) -> Jaxpr:
-    """Return the program without equations whose results nothing reads."""
+    """Drop equations whose results nothing reads."""
     read = {atom for atom in program.outvars if isinstance(atom, Var)}
     kept: list[JaxprEqn] = []
     for eqn in reversed(program.eqns):
@@ -94,9 +97,10 @@ def drop_unread(program: Jaxpr) -> Jaxpr:
 
 
 class Rewriter:
-    """Rewrites the programs of one trace. A program that occurs twice is rewritten once, so that JAX lowers it once, too.
+    """Rewrites the jaxprs of one trace.
 
-    A program in which nothing is replaced is the same object afterwards.
+    A jaxpr that occurs twice is rewritten once, so that JAX lowers it once, too. A jaxpr in which nothing is replaced is the same
+    object afterwards.
     """
 
     def __init__(
@@ -106,10 +110,13 @@ class Rewriter:
         prepare: Callable[[Jaxpr], Jaxpr] | None = None,
         join: Callable[[Jaxpr], Jaxpr] | None = None,
     ) -> None:
-        """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are.
+        """Keep the rule.
 
-        `prepare` brings a program into the form in which the rule sees it. It stays in that form if something is replaced. `join` replaces
-        several equations by one before all that.
+        Args:
+            rule: Gives the replacement of an equation, or None.
+            untouched: The names of the primitives whose nested jaxprs stay as they are.
+            prepare: Brings a jaxpr into the form in which the rule sees it. It stays in that form if something is replaced.
+            join: Replaces several equations by one, before `prepare`.
         """
         self._rule = rule
         self._join = join

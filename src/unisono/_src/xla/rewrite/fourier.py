@@ -22,7 +22,7 @@ MOST = 32767
 
 
 def replace_fourier_transform(eqn: JaxprEqn, _: Producers) -> Replacement | None:
-    """Replace a Fourier transform of more elements than DUCC transforms on one thread."""
+    """Replace a Fourier transform that DUCC would give to several threads."""
     lengths = eqn.params["fft_lengths"]
     if max(math.prod(get_shape(eqn.invars[0])), math.prod(get_shape(eqn.outvars[0]))) <= MOST:
         return None
@@ -30,7 +30,10 @@ def replace_fourier_transform(eqn: JaxprEqn, _: Producers) -> Replacement | None
 
 
 def transform_dimensions(x: Array, kind: FftType, lengths: tuple[int, ...]) -> Array:
-    """Return the transform over the last dimensions, one after another: from real numbers the last one first, to real numbers the last one last."""
+    """Transform the last dimensions one after another.
+
+    From real numbers the last one comes first, to real numbers it comes last.
+    """
     first = x.ndim - len(lengths)
     others = FftType.IFFT if kind in (FftType.IFFT, FftType.IRFFT) else FftType.FFT
     steps = [(first + place, others, length) for place, length in enumerate(lengths[:-1])]
@@ -41,7 +44,7 @@ def transform_dimensions(x: Array, kind: FftType, lengths: tuple[int, ...]) -> A
 
 
 def transform_axis(x: Array, axis: int, kind: FftType, length: int) -> Array:
-    """Return the transform over one dimension."""
+    """Transform along one dimension."""
     order = (*(place for place in range(x.ndim) if place != axis), axis)
     x = lax.transpose(x, order)
     y = transform_lines(x.reshape(-1, x.shape[-1]), kind, length)
@@ -50,7 +53,7 @@ def transform_axis(x: Array, axis: int, kind: FftType, length: int) -> Array:
 
 
 def transform_lines(x: Array, kind: FftType, length: int) -> Array:
-    """Return the transform of each line. As many lines at a time are computed as fit on one thread."""
+    """Transform each line, as many at once as fit on one thread."""
     at_once = max(1, MOST // max(length, x.shape[1]))
     transform_some = functools.partial(lax.fft, fft_type=kind, fft_lengths=(length,))
     whole = len(x) // at_once * at_once

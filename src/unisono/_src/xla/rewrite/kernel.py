@@ -1,4 +1,7 @@
-"""Convolutions in the form that XLA:CPU runs fast, with the same bits for every number of threads: see `contraction`."""
+"""Convolutions in the form that XLA:CPU runs fast.
+
+Their bits are the same for every number of threads: see `contraction`.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,24 @@ Convolve = Callable[[Array, Array, Window], Array]
 
 
 class Arithmetic(NamedTuple):
-    """The arithmetic of a convolution; `result` is its "preferred" type."""
+    """The arithmetic of a convolution. `result` is its "preferred" type."""
 
     precision: lax.PrecisionLike
     result: DTypeLike | None
 
 
 def make_channels_last(space: int) -> lax.ConvDimensionNumbers:
-    """Return the fast layout: x as (rows, *space, features), w as (*space, in, out), the result as (rows, *space, features)."""
+    """The dimension numbers of the fast layout.
+
+    It has x as (rows, *space, features), w as (*space, in, out), and the result as (rows, *space, features).
+    """
     axes = tuple(range(1, space + 1))
     last = space + 1
     return lax.ConvDimensionNumbers((0, last, *axes), (last, last - 1, *range(space)), (0, last, *axes))
 
 
 def convolve_with_features_last(compute: Convolve, x: Array, w: Array, params: Params) -> Array:
-    """Return the result of `compute`, which takes and returns arrays in the fast layout."""
+    """Run `compute` in the fast layout, and transpose back."""
     (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
     y = compute(lax.transpose(x, (row, *space, feature)), lax.transpose(w, (*w_space, w_in, w_out)), Window.of(params))
     places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
@@ -52,7 +58,7 @@ def convolve_with_features_last(compute: Convolve, x: Array, w: Array, params: P
 
 
 def convolve_dense(x: Array, w: Array, window: Window, precision: Arithmetic) -> Array:
-    """Return the convolution of arrays in the fast layout, in one to three dimensions of space."""
+    """Convolve in the fast layout, in one to three dimensions of space."""
     space = x.shape[1:-1]
     kernel = w.shape[:-2]
     if len(space) == 3:
@@ -65,19 +71,19 @@ def convolve_dense(x: Array, w: Array, window: Window, precision: Arithmetic) ->
 
 
 def turn_into_input(w: Array) -> Array:
-    """Return a kernel, reversed, in the layout of an input."""
+    """Reverse a kernel and give it the layout of an input."""
     space = tuple(range(w.ndim - 2))
     return lax.transpose(lax.rev(w, space), (w.ndim - 1, *space, w.ndim - 2))
 
 
 def turn_into_kernel(x: Array) -> Array:
-    """Return an input, reversed, in the layout of a kernel."""
+    """Reverse an input and give it the layout of a kernel."""
     space = tuple(range(1, x.ndim - 1))
     return lax.transpose(lax.rev(x, space), (*space, x.ndim - 1, 0))
 
 
 def convolve_in_two_dimensions(x: Array, w: Array, window: Window, precision: Arithmetic) -> Array:
-    """Return a convolution in three dimensions, computed in two.
+    """Compute a convolution in three dimensions by ones in two.
 
     The kernel's depth joins the features: for all output depths at once or, if there are fewer of them than taps, for one after another.
     """
@@ -102,7 +108,7 @@ def convolve_in_two_dimensions(x: Array, w: Array, window: Window, precision: Ar
 
 
 def convolve_in_fast_layout(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int = 1) -> Array:
-    """Return the convolution of arrays in the fast layout."""
+    """Convolve in the fast layout, in one or two dimensions of space."""
     if len(window.strides) == 1:  # YNNPACK takes two dimensions
         y = convolve_in_fast_layout(
             lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension(), precision, groups
@@ -134,7 +140,7 @@ def convolve_in_fast_layout(x: Array, w: Array, window: Window, precision: Arith
 
 
 def is_slow_without_padding(x: Shape, w: Shape, window: Window) -> bool:
-    """Return whether padding would make a convolution faster.
+    """Whether padding would make a convolution faster.
 
     YNNPACK copies an input that it pads, piece by piece, to memory that it reads fast. An input without padding is read in place, which
     takes up to four times as long, unless the kernel goes over few elements.
@@ -146,14 +152,17 @@ def is_slow_without_padding(x: Shape, w: Shape, window: Window) -> bool:
 
 
 def add_padded_row(w: Shape, window: Window, results: Shape) -> Window:
-    """Return the window with one more row of results, which nobody reads, along the dimension that has most results."""
+    """Pad the window so that one more row of results is computed.
+
+    Nobody reads it. It lies along the dimension with the most results.
+    """
     negative_axis = max((count, -axis) for axis, (count, taps) in enumerate(zip(results, w[:-2], strict=True)) if taps > 1)[1]
     padding = tuple((0, int(axis == -negative_axis)) for axis in range(len(results)))
     return dataclasses.replace(window, padding=padding)
 
 
 def is_left_to_eigen(x: Shape, w: Shape, window: Window) -> bool:
-    """Return whether YNNPACK rejects a convolution in two dimensions. Eigen would compute it, and cuts it by the number of threads."""
+    """Whether YNNPACK rejects a convolution in two dimensions. Eigen would compute it, and cuts it by the number of threads."""
     return is_narrow(w) or has_larger_result(x, w, window)
 
 
@@ -162,22 +171,28 @@ def is_narrow(w: Shape) -> bool:
 
 
 def has_larger_result(x: Shape, w: Shape, window: Window) -> bool:
-    """Return whether the padding makes the result larger than the input."""
+    """Whether the padding makes the result larger than the input."""
     return any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
 
 
 def is_cut_away(x: Shape, window: Window) -> bool:
-    """Return whether negative padding leaves nothing of the input, and only zeros are read. Such a convolution ends the process in YNNPACK."""
+    """Whether negative padding leaves nothing of the input.
+
+    Only zeros are read then, and such a convolution ends the process in YNNPACK.
+    """
     return any(size + min(low, 0) + min(high, 0) <= 0 for size, (low, high) in zip(x[1:-1], window.padding, strict=True))
 
 
 def spread_beforehand(x: Array, window: Window) -> tuple[Array, Window]:
-    """Return the input with zeros between its elements, behind a barrier, and the window over it: no fast kernel adds such zeros."""
+    """Put the zeros between the input's elements beforehand.
+
+    No fast kernel adds such zeros. The barrier keeps XLA from folding them back.
+    """
     x = lax.optimization_barrier(pad_array(x, 0, [(0, 0, 0), *((0, 0, spread - 1) for spread in window.spread), (0, 0, 0)]))
     return x, dataclasses.replace(window, spread=(1,) * len(window.spread))
 
 
 def pad_beforehand(x: Array, window: Window) -> tuple[Array, Window]:
-    """Return the padded input, behind a barrier, and the window over it: XLA would fold the padding back into the convolution."""
+    """Pad the input beforehand. The barrier keeps XLA from folding the padding back into the convolution."""
     x = lax.optimization_barrier(pad_array(x, 0, [(0, 0, 0), *((low, high, 0) for low, high in window.padding), (0, 0, 0)]))
     return x, dataclasses.replace(window, padding=((0, 0),) * len(window.padding))

@@ -1,7 +1,8 @@
-"""Loops of which only the last result is read, where this result is a state that the loop returns as well: the state is read instead.
+"""Read a loop's last result from its carry.
 
-A layer of Keras that returns its last state makes a result at every step, and takes the last one. In the gradient of that, the loop backward
-reads an array of zeros for all other steps.
+This is for loops whose only needed result is that of the last step, where it is a carry as well. A layer of Keras that returns
+its last state makes a result at every step, and takes the last one. In the gradient of that, the loop backward reads an array of
+zeros for all other steps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Carried(NamedTuple):
 
 
 def read_last_results_from_carries(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
-    """Return a program whose loops do not make results of which only the last is read, and which arguments it still reads."""
+    """Rewrite loops whose results are needed at the last step alone. Also tell which arguments the new jaxpr still reads."""
     plain = drop_unread(inline_short_calls(program.jaxpr))
     made_by = Producers(plain)
     carried = {id(eqn): carry for eqn in plain.eqns if (carry := find_carried(eqn, made_by))}
@@ -37,7 +38,7 @@ def read_last_results_from_carries(program: ClosedJaxpr) -> tuple[ClosedJaxpr, l
 
 
 def find_carried(eqn: JaxprEqn, made_by: Producers) -> Carried | None:
-    """Return the carry that an equation takes from the results of a loop, if it takes that of the last step; else None."""
+    """Find the carry that equals the last result that an equation slices. None if it takes anything else."""
     if eqn.primitive.name != "slice":
         return None
     whole = get_shape(eqn.invars[0])
@@ -57,7 +58,7 @@ def find_carried(eqn: JaxprEqn, made_by: Producers) -> Carried | None:
 
 
 def find_unflipped(atom: Atom, made_by: Producers) -> tuple[Atom, bool]:
-    """Return the array of which an atom is the reverse along the first dimension, and True; or the atom and False."""
+    """Undo a reversal along the first dimension. The flag tells whether there was one."""
     maker = made_by.find(atom)
     if maker is not None and maker.primitive.name == "rev" and tuple(maker.params["dimensions"]) == (0,):
         return maker.invars[0], True
@@ -65,7 +66,7 @@ def find_unflipped(atom: Atom, made_by: Producers) -> tuple[Atom, bool]:
 
 
 def read_from_carries(program: Jaxpr, carried: dict[int, Carried]) -> Jaxpr:
-    """Return the program in which some equations, given by their ids, read carries."""
+    """Make some equations, given by their ids, read carries."""
     # A result that nothing read has no name: each carry gets a new one.
     names = {(id(loop), number): Var(loop.outvars[number].aval) for loop, number in carried.values()}
     renamed = {loop.outvars[number]: names[id(loop), number] for loop, number in carried.values()}

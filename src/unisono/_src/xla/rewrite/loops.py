@@ -1,8 +1,9 @@
-"""Products and sums that a loop computes step by step, computed for all steps at once.
+"""Hoist matmuls and sums out of loops.
 
-A recurrent layer multiplies each place of a sequence with its kernel, and adds up the gradients by its weights, within a loop: products of a
-few rows, one after another. But of the products of a step, only those of the state need the step before. The others are taken out of the
-loop: as one product of all places before it, as one after it, or, where a carry adds up products, as one that is contracted over the steps.
+They are then computed for all steps at once. A recurrent layer multiplies each step's input with its kernel, and adds up the
+gradients by its weights, within a loop: matmuls of a few rows, one after another. But only the matmuls of the state need the step
+before. The others are taken out of the loop: as one matmul of all inputs before it, as one after it, or, where a carry adds up
+matmuls, as one that is contracted over the steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unisono._src.operands import Atom, get_shape
 from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names
 
 MOST_STACKED = 1 << 28
-"""Elements of an operand at all steps together, beyond which its product stays in the loop: they are kept for the whole loop."""
+"""The most elements of an operand, over all steps. A matmul of more stays in the loop, since its operands are kept for the whole loop."""
 
 ADDITIONS = ("add", "add_any")
 LINEAR = (*ADDITIONS, "broadcast_in_dim", "concatenate", "pad", "reduce_sum", "reshape", "squeeze", "transpose")
@@ -39,18 +40,18 @@ class LoopInputs(NamedTuple, Generic[InputT]):
     consts: Sequence[InputT]
     carries: Sequence[InputT]
     places: Sequence[InputT]
-    """Of these, each step reads its own place."""
+    """The scanned inputs (`xs` of `lax.scan`): each step reads its own slice."""
 
 
 def split_inputs(params: Params, inputs: Sequence[InputT]) -> LoopInputs[InputT]:
-    """Return the inputs of a `lax.scan` with these parameters by their roles."""
+    """Split the inputs of a `lax.scan` by their roles."""
     counts = count_loop_inputs(params)
     end = counts.consts + counts.carries
     return LoopInputs(inputs[: counts.consts], inputs[counts.consts : end], inputs[end:])
 
 
 class LoopBody:
-    """The program of one step of a `lax.scan`, with the roles of its inputs and outputs."""
+    """The jaxpr of one step of a `lax.scan`, with named variables."""
 
     def __init__(self, params: Params) -> None:
         self.program: Jaxpr = params["jaxpr"].jaxpr
@@ -62,7 +63,7 @@ class LoopBody:
         self.places = inputs.places
         self.next_carries = self.program.outvars[: len(inputs.carries)]
         self.results = self.program.outvars[len(inputs.carries) :]
-        """Outputs of which each step writes its own place."""
+        """The stacked outputs (`ys` of `lax.scan`): each step writes its own slice."""
         read = [atom for eqn in self.program.eqns for atom in eqn.invars] + list(self.program.outvars)
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
 
@@ -70,28 +71,28 @@ class LoopBody:
         return isinstance(atom, Var) and self._times_read[atom] == 1
 
     def can_stack(self, atom: Atom) -> bool:
-        """Return whether an operand is a variable of the loop that can be kept for all steps."""
+        """Whether an operand is a variable, small enough for all steps together."""
         return isinstance(atom, Var) and math.prod(get_shape(atom)) * self.length <= MOST_STACKED
 
 
 @dataclasses.dataclass
 class Hoisted:
-    """The products that leave a loop."""
+    """The matmuls and sums that leave a loop."""
 
     before: list[JaxprEqn]
-    """Of inputs alone; a step then reads the result."""
+    """Matmuls of inputs alone; a step then reads the result."""
     after: dict[int, JaxprEqn]
-    """By the result of the loop that they make, and that nothing else reads."""
+    """Matmuls that are nothing but a result of the loop, by the number of the result."""
     sums: dict[int, Sum]
-    """By the carry that adds them up."""
+    """What a carry accumulates, by the number of the carry."""
 
     def list_late_operands(self) -> list[Var]:
-        """Return the operands of what is computed behind the loop, each of them once."""
+        """List the operands of what is computed after the loop, without repeats."""
         late = [*self.after.values(), *(root for total in self.sums.values() for root in total.roots)]
         return list(dict.fromkeys(atom for eqn in late for atom in eqn.invars if isinstance(atom, Var)))
 
     def remove_from(self, eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
-        """Return the equations that stay in the loop."""
+        """The equations that stay in the loop."""
         sums = [eqn for total in self.sums.values() for eqn in [*total.roots, *total.equations]]
         leaving = [*self.before, *self.after.values(), *sums]
         numbers = set(map(id, leaving))
@@ -99,7 +100,10 @@ class Hoisted:
 
 
 class Operands(NamedTuple):
-    """The values of a loop's variables: those that all steps share, and those with a place for each step."""
+    """The arrays of a loop's variables.
+
+    `shared` ones are the same for all steps, `stacked` ones have a first dimension of steps.
+    """
 
     shared: dict[Var, Array]
     stacked: dict[Var, Array]
@@ -111,23 +115,23 @@ class Operands(NamedTuple):
 
 @dataclasses.dataclass
 class Sum:
-    """A carry that nothing reads but an addition, which adds a linear function of products, or of sums."""
+    """A carry that only accumulates a linear function of matmuls or sums. Nothing else reads it."""
 
     roots: list[JaxprEqn]
-    """The products and the sums."""
+    """The matmuls and the sums."""
     equations: list[JaxprEqn]
     """The linear function and the additions, in order: they hold for the totals of all steps, too."""
 
     @classmethod
     def join(cls, parts: Iterable[Sum], eqn: JaxprEqn) -> Sum:
-        """Return the sum that an equation makes of others."""
+        """Join the sums of an equation's operands."""
         parts = list(parts)
         equations = [earlier for part in parts for earlier in part.equations]
         return cls([root for part in parts for root in part.roots], [*equations, eqn])
 
 
 def hoist_products(eqn: JaxprEqn, _: Producers) -> Replacement | None:
-    """Replace a `lax.scan` by one without the products that can be computed for all steps at once."""
+    """Replace a `lax.scan` by one without the matmuls that can leave it."""
     body = LoopBody(eqn.params)
     if body.length < 2 or body.program.effects:
         return None
@@ -147,14 +151,14 @@ def is_product(eqn: JaxprEqn) -> bool:
 
 
 def is_of_inputs(body: LoopBody, product: JaxprEqn) -> bool:
-    """Return whether the operands of a product are inputs of the step, at least one of them a place of its own."""
+    """Whether a matmul multiplies inputs of the step only. At least one of them is the step's own."""
     inputs = {*body.consts, *body.places}
     are_inputs = all(isinstance(atom, Var) and atom in inputs for atom in product.invars)
     return are_inputs and any(atom in body.places for atom in product.invars) and body.can_stack(product.outvars[0])
 
 
 def find_products_after(body: LoopBody, products: Iterable[JaxprEqn]) -> Iterable[tuple[int, JaxprEqn]]:
-    """Yield the products that are a result of the step and nothing else, by the number of the result. Those of constants stay."""
+    """Yield the matmuls that are nothing but a result, by its number. Matmuls of constants stay."""
     for product in products:
         (made,) = product.outvars
         differs = not all(atom in body.consts for atom in product.invars)
@@ -163,7 +167,7 @@ def find_products_after(body: LoopBody, products: Iterable[JaxprEqn]) -> Iterabl
 
 
 def find_sums(body: LoopBody) -> Iterable[tuple[int, Sum]]:
-    """Yield the carries that only add up products or sums, by their numbers."""
+    """Yield the carries that only accumulate matmuls or sums, by number."""
     for number, (carry, following) in enumerate(zip(body.carries, body.next_carries, strict=True)):
         if body.is_read_once(carry) and following is not carry:
             total = find_additions(body, following, carry)
@@ -172,7 +176,7 @@ def find_sums(body: LoopBody) -> Iterable[tuple[int, Sum]]:
 
 
 def find_additions(body: LoopBody, atom: Atom, carry: Var) -> Sum | None:
-    """Return how additions make an atom of a carry and of products and sums; None if anything else does."""
+    """Trace a carry's next value back through additions to the carry. None if other equations take part."""
     if atom is carry:
         return Sum([], [])
     addition = body.made_by.find_if_read_once(atom)
@@ -187,7 +191,7 @@ def find_additions(body: LoopBody, atom: Atom, carry: Var) -> Sum | None:
 
 
 def find_linear_function(body: LoopBody, atom: Atom) -> Sum | None:
-    """Return how linear equations make an atom of products and sums of variables of the loop; None if others do."""
+    """Trace linear equations back to matmuls and sums. None if other equations take part."""
     eqn = body.made_by.find_if_read_once(atom)
     if eqn is None:
         return None
@@ -205,7 +209,7 @@ def holds_zeros(atom: Atom) -> bool:
 
 
 def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array) -> tuple[Array, ...]:
-    """Return what the loop returns."""
+    """Run the loop without the hoisted equations, which run before and after."""
     inputs = split_inputs(params, operands)
     values = Operands(
         shared=dict(zip(body.consts, inputs.consts, strict=True)),
@@ -215,7 +219,7 @@ def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands
         values.stacked[product.outvars[0]] = multiply_at_all_steps(product, values)
     carried = [number for number in range(len(body.carries)) if number not in hoisted.sums]
     written = [number for number in range(len(body.results)) if number not in hoisted.after]
-    # What the loop makes for a product behind it is a result of the loop now.
+    # The operands of a matmul after the loop are results of the loop now.
     kept = [atom for atom in hoisted.list_late_operands() if atom not in values.stacked and atom not in values.shared]
     step = body.program.replace(
         invars=[*body.consts, *(body.carries[number] for number in carried), *values.stacked],
@@ -235,7 +239,7 @@ def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands
 
 
 def run_loop(step: Jaxpr, params: Params, inputs: LoopInputs[Array]) -> tuple[Arrays, Arrays]:
-    """Return what a loop with these parameters, but another step, returns: its carries after all steps, and its results at all steps."""
+    """Run a loop with another step: last carries, and all steps' results. The other parameters are those of `params`."""
     run_step = jaxpr_as_fun(ClosedJaxpr(step, params["jaxpr"].consts))
     count = len(inputs.carries)
 
@@ -248,14 +252,14 @@ def run_loop(step: Jaxpr, params: Params, inputs: LoopInputs[Array]) -> tuple[Ar
 
 
 def multiply_at_all_steps(product: JaxprEqn, values: Operands) -> Array:
-    """Return the product at all steps, along a new first dimension."""
+    """Compute a matmul at all steps, stacked along a new first dimension."""
     axes = tuple(0 if atom in values.stacked else None for atom in product.invars)
     multiply = functools.partial(lax.dot_general, **get_arguments(product))
     return jax.vmap(multiply, in_axes=axes)(*map(values.get, product.invars))
 
 
 def add_up(body: LoopBody, number: int, total: Sum, first: Array, values: Operands) -> Array:
-    """Return a carry after all steps: its equations, once, of its first value and of the totals."""
+    """Compute a carry's last value from its first and the totals. Its equations are linear, so they are applied once."""
     totals = [sum_over_steps(root, values) for root in total.roots]
     program = body.program.replace(
         invars=[body.carries[number], *(root.outvars[0] for root in total.roots)],
@@ -268,7 +272,7 @@ def add_up(body: LoopBody, number: int, total: Sum, first: Array, values: Operan
 
 
 def sum_over_steps(root: JaxprEqn, values: Operands) -> Array:
-    """Return a product that is contracted over the steps too, or a sum over them too."""
+    """Contract a matmul, or extend a sum, over the steps too."""
     operands = [values.get(atom) for atom in root.invars]
     if root.primitive.name == "reduce_sum":
         return lax.reduce_sum(operands[0], axes=(0, *(axis + 1 for axis in root.params["axes"])))

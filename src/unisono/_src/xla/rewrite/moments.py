@@ -1,4 +1,7 @@
-"""Means, variances and vectors in a program that is not differentiated yet, read by what the program computes."""
+"""Match means, variances and vectors in a jaxpr.
+
+The jaxpr is not differentiated yet. They are recognised by what is computed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from unisono._src.xla.rewrite.equations import Producers
 from unisono._src.xla.rewrite.views import read_constant
 
 ARRANGEMENTS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze", "copy", "copy_p")
-"""Primitives that keep the order of an array's elements, if there are as many afterwards."""
+"""Primitives that keep the order of an array's elements, if their number stays the same."""
 
 
 class OtherProgramError(Exception):
-    """Why a program is not what a kernel computes."""
+    """Why a jaxpr does not compute what a kernel computes."""
 
 
 Axes: TypeAlias = tuple[int, ...]
@@ -25,7 +28,7 @@ Axes: TypeAlias = tuple[int, ...]
 
 
 class Moment(NamedTuple):
-    """The array of which a mean or a variance is taken, and over which of its dimensions."""
+    """The array and the dimensions of a mean or a variance."""
 
     x: Atom
     axes: Axes
@@ -36,12 +39,12 @@ def last_axis(shape: Shape) -> Axes:
 
 
 def first_axes(shape: Shape) -> Axes:
-    """Return all dimensions but the last one."""
+    """All dimensions but the last one."""
     return tuple(range(len(shape) - 1))
 
 
 def read_mean(atom: Atom, made_by: Producers) -> Moment:
-    """Return of what an array holds the means; the dimensions over which they are taken are kept with length 1."""
+    """Match a mean: its array and dimensions. The reduced dimensions are kept with length 1."""
     division = expect_equation(atom, "div", made_by)
     total = made_by.find(skip_reshapes(division.invars[0], made_by))
     if total is None or total.primitive.name != "reduce_sum":
@@ -56,7 +59,7 @@ def read_mean(atom: Atom, made_by: Producers) -> Moment:
 
 
 def read_variance(atom: Atom, made_by: Producers) -> Moment:
-    """Return of what an array holds the variances, as `jnp.var` computes them."""
+    """Match a variance, as `jnp.var` computes it."""
     of_squares = read_mean(atom, made_by)
     square = expect_equation(of_squares.x, "square", made_by)
     difference = expect_equation(square.invars[0], "sub", made_by)
@@ -67,7 +70,7 @@ def read_variance(atom: Atom, made_by: Producers) -> Moment:
 
 
 def skip_check_of_count(atom: Atom, made_by: Producers) -> Atom:
-    """Return the variance that `jnp.var` selects: NaN takes its place where there are no elements."""
+    """Skip the selection with which `jnp.var` guards empty arrays. It would choose NaN where there are no elements."""
     eqn = made_by.find(atom)
     if eqn is None or eqn.primitive.name != "select_n":
         return atom
@@ -79,7 +82,7 @@ def skip_check_of_count(atom: Atom, made_by: Producers) -> Atom:
 
 
 def read_known_number(atom: Atom, made_by: Producers) -> float | None:
-    """Return a number that is known from the program, also as a difference of two: `jnp.var` takes `ddof` from the number of elements."""
+    """Read a number in the jaxpr, also as a difference of two. `jnp.var` subtracts `ddof` from the number of elements."""
     eqn = made_by.find(atom)
     if eqn is None or eqn.primitive.name != "sub":
         return read_constant(atom, made_by)
@@ -88,7 +91,7 @@ def read_known_number(atom: Atom, made_by: Producers) -> float | None:
 
 
 def skip_reshapes(atom: Atom, made_by: Producers) -> Atom:
-    """Return the array with the same elements in the same order from which reshapes have made this one."""
+    """Skip reshapes back to the array with the same elements in order."""
     while (eqn := made_by.find(atom)) is not None and eqn.primitive.name in ARRANGEMENTS:
         before = eqn.invars[0]
         sizes = [[size for size in get_shape(one) if size != 1] for one in (before, atom)]
@@ -99,13 +102,13 @@ def skip_reshapes(atom: Atom, made_by: Producers) -> Atom:
 
 
 def is_vector(atom: Atom, width: int) -> bool:
-    """Return whether an array has a number for each element of a row, and the same for all rows."""
+    """Whether an array is one float32 row, shared by all rows."""
     shape = get_shape(atom)
     return get_dtype(atom) == "float32" and shape[-1:] == (width,) and set(shape[:-1]) <= {1}
 
 
 def expect_equation(atom: Atom, name: str, made_by: Producers) -> JaxprEqn:
-    """Return the equation that made an array, if it is of this primitive."""
+    """The equation that made an array, which must be of this primitive."""
     eqn = made_by.find(atom)
     if eqn is None or eqn.primitive.name != name:
         raise OtherProgramError
@@ -113,6 +116,6 @@ def expect_equation(atom: Atom, name: str, made_by: Producers) -> JaxprEqn:
 
 
 def each_way(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
-    """Return the two operands in both orders."""
+    """The two operands in both orders."""
     one, other = eqn.invars
     return [(one, other), (other, one)]

@@ -1,7 +1,7 @@
-"""Convolutions by the native kernels: forward, the gradient by the input, and the gradient by the kernel.
+"""Convolutions by the native kernels, and both gradients.
 
-A gradient by the input is a convolution with the kernel of the forward pass, whose taps are reversed and whose features change places. The
-native kernels read that kernel as it is: XLA takes longer to reverse a large kernel than the convolution takes.
+A gradient by the input is a convolution with the kernel of the forward pass, whose taps are reversed and whose features change
+places. The native kernels read that kernel as it is: XLA takes longer to reverse a large kernel than the convolution takes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
 
 LEAST_DEPTH = 16
-"""Products for each result from which on the native kernels are faster than XLA's."""
+"""The fewest multiplications for each result for which the native kernels are faster than XLA's."""
 
 LEAST_GRADIENT_DEPTH = 8
-"""The same of a gradient by a kernel, for the convolution whose kernel it is."""
+"""The same for a gradient by a kernel. It counts the multiplications of the forward convolution."""
 
 
 def has_native_kernel(eqn: JaxprEqn, sizes: ConvolutionSizes) -> bool:
-    """Return whether a native kernel is there for a convolution, and is faster for it: in bfloat16 and float16 too, computed in float32."""
+    """Whether a native kernel takes a convolution, and is faster. Bfloat16 and float16 are computed in float32."""
     is_gradient = is_kernel_gradient(eqn.params)
     depth = math.prod(sizes.results) * sizes.rows if is_gradient else math.prod(sizes.taps) * sizes.ins
     least = LEAST_GRADIENT_DEPTH if is_gradient else LEAST_DEPTH
@@ -48,13 +48,13 @@ def is_dense_or_has_phases(params: Params) -> bool:
 
 
 def is_kernel_gradient(params: Params) -> bool:
-    """Return whether a convolution is the gradient of one by its kernel: the features of the data are its rows, and the rows its features."""
+    """Whether a convolution is a gradient by a kernel. Its features are then the rows of the batch, and its rows the features."""
     (row, feature, *_), *_ = params["dimension_numbers"]
     return row > feature
 
 
 def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
-    """Return the convolution by native kernels."""
+    """Build the convolution by native kernels."""
     x, w = eqn.invars
     params: Params = eqn.params
     convolve: Convolve = convolve_natively
@@ -68,7 +68,10 @@ def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
 
 
 def find_reversed_kernel(params: Params, w: Atom, made_by: Producers) -> Atom | None:
-    """Return the kernel of which w is the reverse in space, if its features lie in the order in which the native kernels read it."""
+    """Find the kernel whose spatial reverse is w.
+
+    None unless its features lie in the order in which the native kernels read it.
+    """
     eqn = made_by.find(w)
     _, (w_out, w_in, *w_space), _ = params["dimension_numbers"]
     if eqn is None or eqn.primitive.name != "rev" or set(eqn.params["dimensions"]) != set(w_space):
@@ -77,19 +80,19 @@ def find_reversed_kernel(params: Params, w: Atom, made_by: Producers) -> Atom | 
 
 
 def swap_kernel_features(params: Params) -> tuple[tuple[int, ...], ...]:
-    """Return the dimension numbers of a convolution, with the two features of its kernel in the other order."""
+    """Swap the kernel's two feature dimensions in the dimension numbers."""
     x, (w_out, w_in, *w_space), out = params["dimension_numbers"]
     return x, (w_in, w_out, *w_space), out
 
 
 def run_natively(convolve: Convolve, params: Params, dtype: str, x: Array, w: Array) -> Array:
-    """Return the result of a convolution in one or two dimensions, computed in float32 by a function for arrays in the fast layout."""
+    """Convolve in float32, in one or two dimensions of space. `convolve` takes arrays in the fast layout."""
     x, w = (array.astype("float32") for array in (x, w))
     return convolve_with_features_last(functools.partial(add_dimension, convolve), x, w, params).astype(dtype)
 
 
 def add_dimension(convolve: Convolve, x: Array, w: Array, window: Window) -> Array:
-    """Return the result of a function for two dimensions of space, also of arrays with one."""
+    """Let a function for two dimensions of space take one, too."""
     if len(window.strides) == 2:
         return convolve(x, w, window)
     y = convolve(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension())
@@ -97,7 +100,7 @@ def add_dimension(convolve: Convolve, x: Array, w: Array, window: Window) -> Arr
 
 
 def convolve_natively(x: Array, w: Array, window: Window, is_reversed: bool = False) -> Array:
-    """Return the convolution of arrays in the fast layout; a reversed kernel is (*space, out, in), with the last tap first."""
+    """Convolve in the fast layout. A reversed kernel is (*space, out, in), with the last tap first."""
     if has_phases(window):
         return convolve_in_phases(functools.partial(convolve_natively, is_reversed=is_reversed), x, w, window, is_reversed)
     results = window.results(x.shape[1:-1], w.shape[:-2])
@@ -106,7 +109,10 @@ def convolve_natively(x: Array, w: Array, window: Window, is_reversed: bool = Fa
 
 
 def sum_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
-    """Return a gradient by a kernel: w is the gradient by the output, and the features of x and of w are the rows of the batch."""
+    """Compute a gradient by a kernel.
+
+    Here w is the gradient by the output, and the features of x and of w are the rows of the batch.
+    """
     if has_phases(window):
         return convolve_in_phases(sum_kernel_gradient, x, w, window)
     results = window.results(x.shape[1:-1], w.shape[:-2])

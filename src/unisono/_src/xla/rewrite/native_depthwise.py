@@ -1,4 +1,7 @@
-"""Depthwise convolutions by the native kernels, in the fast layout: each group has one feature of the input, or one of the output."""
+"""Depthwise convolutions by the native kernels, in the fast layout.
+
+Each group has one feature of the input, or one of the output.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from unisono._src.xla.rewrite.equations import Params
 from unisono._src.xla.rewrite.window import Window
 
 MOST_PAIRS = 16
-"""Pairs of features of a group up to which a kernel that reads its input once for each is faster."""
+"""The most pairs of features of a group: the kernel reads its input once for each."""
 
 
 def has_depthwise_kernel(eqn: JaxprEqn) -> bool:
-    """Return whether a native kernel is there for a convolution."""
+    """Whether a native kernel takes a grouped convolution."""
     params = eqn.params
     x, w = map(get_shape, eqn.invars)
     row, feature, *space = params["dimension_numbers"][0]
@@ -40,14 +43,14 @@ def has_depthwise_kernel(eqn: JaxprEqn) -> bool:
 
 
 def convolve_features(params: Params) -> Callable[[Array, Array, Window], Array]:
-    """Return what computes a convolution that `has_depthwise_kernel` takes, of arrays in the fast layout."""
+    """Choose the function for a convolution that `has_depthwise_kernel` takes. It works on arrays in the fast layout."""
     if params["batch_group_count"] > 1:
         return functools.partial(sum_gradient, groups=params["batch_group_count"])
     return functools.partial(convolve_by_feature, groups=params["feature_group_count"])
 
 
 def convolve_by_feature(x: Array, w: Array, window: Window, groups: int) -> Array:
-    """Return the convolution of groups of features."""
+    """Convolve groups of features."""
     if len(window.strides) == 1:
         y = convolve_by_feature(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension(), groups)
         return lax.squeeze(y, [1])
@@ -62,7 +65,10 @@ def convolve_by_feature(x: Array, w: Array, window: Window, groups: int) -> Arra
 
 
 def sum_gradient(x: Array, w: Array, window: Window, groups: int) -> Array:
-    """Return the gradient by a kernel: w is the gradient by the output, and the features of x and w are the rows of the batch."""
+    """Compute a gradient by a kernel.
+
+    Here w is the gradient by the output, and the features of x and w are the rows of the batch.
+    """
     if len(window.strides) == 1:
         y = sum_gradient(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension(), groups)
         return lax.squeeze(y, [1])

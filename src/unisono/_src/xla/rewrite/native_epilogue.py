@@ -1,6 +1,7 @@
-"""A bias and a rectifier in the native kernel of the convolution or product whose result they change, and a rectifier's gradient.
+"""Fuse a bias and a ReLU into the kernel before them.
 
-The result then passes through memory once, not two or three times. The kernel adds the bias to a finished sum, so that the bits are the same.
+That kernel computes a convolution or a matmul. A ReLU's gradient is fused as well. The result then passes through memory once,
+not two or three times. The kernel adds the bias to a finished sum, so that the bits are the same.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 class BiasedResult(NamedTuple):
-    """The result of a convolution or a product, and a bias that is added to it."""
+    """A convolution or a matmul, and the bias added to it."""
 
     eqn: JaxprEqn
     bias: Atom
 
     def replace(self, is_rectified: bool) -> Replacement:
-        """Return the equation, the sum and the rectifier as one call of a kernel."""
+        """Build one kernel call for the equation, the sum and the ReLU."""
         if self.eqn.primitive.name == "dot_general":
             (contracted, _), _ = self.eqn.params["dimension_numbers"]
             compute = functools.partial(compute_product_with_bias, len(contracted), is_rectified)
@@ -51,20 +52,23 @@ class BiasedResult(NamedTuple):
 
 
 def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the sum of a convolution or a product, which nothing else reads, and a bias."""
+    """Replace a convolution or a matmul plus a bias. Nothing else may read the result without the bias."""
     biased = find_biased_result(eqn, made_by)
     return None if biased is None else biased.replace(is_rectified=False)
 
 
 def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the rectifier of such a sum, if nothing else reads the sum."""
+    """Replace the ReLU of such a sum. Nothing else may read the sum."""
     maker = made_by.find_if_read_once(eqn.invars[0]) if is_rectifier(eqn) else None
     biased = None if maker is None or maker.primitive.name != "add" else find_biased_result(maker, made_by)
     return None if biased is None else biased.replace(is_rectified=True)
 
 
 def replace_gated_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace a rectifier's gradient: the selection from a product, which nothing else reads, where an array is positive, and of zeros elsewhere."""
+    """Replace the gradient of a ReLU after a matmul.
+
+    It selects the matmul, which nothing else reads, where an array is positive, and zeros elsewhere.
+    """
     which, *cases = eqn.invars
     maker = made_by.find_if_read_once(cases[-1])
     if maker is None or maker.primitive.name != "dot_general" or len(cases) != 2 or not is_broadcast_zero(cases[0], made_by):
@@ -83,7 +87,7 @@ def replace_gated_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
 
 
 def convolve_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
-    """Return a convolution in one or two dimensions with a bias."""
+    """Convolve in one or two dimensions of space, and add a bias."""
 
     def convolve(x: Array, w: Array, window: Window) -> Array:
         results = window.results(x.shape[1:-1], w.shape[:-2])
@@ -94,7 +98,7 @@ def convolve_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, b
 
 
 def find_biased_result(eqn: JaxprEqn, made_by: Producers) -> BiasedResult | None:
-    """Return the convolution or the product, and the bias, that are added; None if an equation adds something else."""
+    """Find the convolution or matmul, and the bias, in a sum. None if an equation adds something else."""
     for summand, other in (eqn.invars, eqn.invars[::-1]):
         maker = made_by.find_if_read_once(summand)
         features = () if maker is None else find_features(maker, made_by)
@@ -106,7 +110,7 @@ def find_biased_result(eqn: JaxprEqn, made_by: Producers) -> BiasedResult | None
 
 
 def find_features(eqn: JaxprEqn, made_by: Producers) -> tuple[int, ...]:
-    """Return the dimensions of a result that a bias has, if a kernel adds a bias to it; none if no kernel does."""
+    """The dimensions of a result that a bias has. Empty if no kernel adds a bias to it."""
     if {get_dtype(atom) for atom in [*eqn.invars, *eqn.outvars]} != {"float32"}:
         return ()
     if eqn.primitive.name == "dot_general":
@@ -117,7 +121,7 @@ def find_features(eqn: JaxprEqn, made_by: Producers) -> tuple[int, ...]:
 
 
 def find_columns(eqn: JaxprEqn) -> tuple[int, ...]:
-    """Return the dimensions that a product has from its right operand, if the native kernel can add a bias to it; else none."""
+    """The dimensions that a matmul has from its right operand. Empty if the native kernel cannot add a bias to it."""
     if find_product_kernel(eqn) is not False:
         return ()
     (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -127,7 +131,7 @@ def find_columns(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def find_product_kernel(eqn: JaxprEqn) -> bool | None:
-    """Return whether the right operand of a product that the native kernel computes is transposed; None if the kernel does not compute it."""
+    """Whether the native kernel would read the right operand transposed. None if the kernel does not compute this matmul."""
     (contracted, right_contracted), (batch, _) = eqn.params["dimension_numbers"]
     left, right = map(get_shape, eqn.invars)
     if batch or eqn.params["out_sharding"] is not None:
@@ -137,7 +141,7 @@ def find_product_kernel(eqn: JaxprEqn) -> bool | None:
 
 
 def is_plain_convolution(eqn: JaxprEqn, made_by: Producers) -> bool:
-    """Return whether a convolution is one call of the native kernel, with a kernel that is not reversed."""
+    """Whether a convolution is one kernel call, without a reversed kernel."""
     if not 1 <= len(eqn.params["window_strides"]) <= 2 or is_kernel_gradient(eqn.params) or has_phases(Window.of(eqn.params)):
         return False
     if find_reversed_kernel(eqn.params, eqn.invars[1], made_by) is not None:
@@ -147,7 +151,7 @@ def is_plain_convolution(eqn: JaxprEqn, made_by: Producers) -> bool:
 
 
 def find_bias(atom: Atom, shape: tuple[int, ...], features: tuple[int, ...], made_by: Producers) -> Atom | None:
-    """Return an array that has a number for each feature and nothing else, if it is what is added."""
+    """Find an added array that has one number for each feature alone."""
     if isinstance(atom, Literal):
         return None
     maker = made_by.find(atom)
@@ -161,7 +165,7 @@ def find_bias(atom: Atom, shape: tuple[int, ...], features: tuple[int, ...], mad
 
 
 def is_rectifier(eqn: JaxprEqn) -> bool:
-    """Return whether an equation takes the larger one of its operand and zero, or calls a function that does this and nothing else."""
+    """Whether an equation is a ReLU: `max(operand, 0)`. It may also call a function that does this alone."""
     if len(eqn.outvars) != 1 or get_dtype(eqn.outvars[0]) not in FLOATS:
         return False
     if eqn.primitive.name == "max":
@@ -175,18 +179,18 @@ def is_rectifier(eqn: JaxprEqn) -> bool:
 
 
 def is_broadcast_zero(atom: Atom, made_by: Producers) -> bool:
-    """Return whether every element of an array is the number 0.0."""
+    """Whether every element of an array is the number 0.0."""
     maker = made_by.find(atom)
     return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_positive_zero(maker.invars[0])
 
 
 def is_positive_zero(atom: Atom) -> bool:
-    """Return whether an operand is the number 0.0; not -0.0, which a rectifier would return."""
+    """Whether an operand is the number 0.0, and not -0.0. A ReLU would return -0.0."""
     return isinstance(atom, Literal) and not get_shape(atom) and atom.val == 0 and not np.signbit(atom.val)
 
 
 def compare_rectified(program: Jaxpr) -> Jaxpr:
-    """Return the program in which a gradient asks of the rectifier's result whether it is positive, in place of its operand.
+    """Make a ReLU's gradient compare its result with zero, not its operand.
 
     Both are positive at the same places. The operand then need not be kept.
     """

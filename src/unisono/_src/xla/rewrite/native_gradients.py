@@ -1,6 +1,7 @@
-"""Gradients that are sums over the rows of the same array, in one call of a native kernel.
+"""Join gradients that sum over the same rows in one kernel call.
 
-The gradients by a layer's kernel, by its recurrent kernel and by its bias all read the gradient by the layer's result. One call reads it once.
+The gradients by a layer's kernel, by its recurrent kernel and by its bias all read the gradient by the layer's result. One call
+reads it once.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from unisono._src.xla.rewrite.native_product import flatten_rows, is_for_gradien
 
 
 class Gradient(NamedTuple):
-    """A sum over the first dimensions of an array: of its products with another array, or of itself."""
+    """A gradient that sums an array over its first dimensions.
+
+    The array is summed itself, or multiplied with another array first.
+    """
 
     equations: tuple[JaxprEqn, ...]
-    """What computes it; the last one makes the result."""
+    """The equations that compute it; the last one makes the result."""
     right: Var
     summed: int
-    """Over how many dimensions."""
+    """The number of dimensions summed over."""
     left: Var | None = None
     """The array with which `right` is multiplied; None for the gradient by a bias."""
 
     @property
     def start(self) -> Var:
-        """Return what the first equation makes."""
+        """The result of the first equation."""
         return self.equations[0].outvars[0]
 
     @property
@@ -42,7 +46,7 @@ class Gradient(NamedTuple):
 
 
 def join_gradients(program: Jaxpr) -> Jaxpr:
-    """Return the program with one call for gradients that are sums over the rows of the same array."""
+    """Rewrite gradients that sum over the same rows to one call."""
     by_rows: dict[tuple[Var, int], list[Gradient]] = {}
     for gradient in find_gradients(program):
         by_rows.setdefault((gradient.right, gradient.summed), []).append(gradient)
@@ -61,7 +65,10 @@ def join_gradients(program: Jaxpr) -> Jaxpr:
 
 
 def find_gradients(program: Jaxpr) -> Iterator[Gradient]:
-    """Yield the gradients by kernels that the native kernel computes, and sums over first dimensions, in the program's order."""
+    """Yield the gradients that the kernel can compute, in the jaxpr's order.
+
+    They are gradients by kernels, and sums over first dimensions.
+    """
     made_by = Producers(program)
     transposes = {
         id(product): eqn
@@ -80,13 +87,16 @@ def find_gradients(program: Jaxpr) -> Iterator[Gradient]:
 
 
 def has_floats(eqn: JaxprEqn) -> bool:
-    """Return whether all operands and results are variables of float32 with elements."""
+    """Whether all operands and results are non-empty float32 variables."""
     atoms = [*eqn.invars, *eqn.outvars]
     return all(isinstance(atom, Var) and get_dtype(atom) == "float32" and 0 not in get_shape(atom) for atom in atoms)
 
 
 def read_product(eqn: JaxprEqn, transpose: JaxprEqn | None) -> Gradient | None:
-    """Return a product, with the operands swapped if it is transposed; None if the native kernel does not compute it."""
+    """Match a gradient by a kernel, perhaps transposed.
+
+    The operands are then swapped. None if the native kernel does not compute it.
+    """
     product = Product.from_equation(eqn)
     left, right = eqn.invars
     if transpose is not None:
@@ -103,7 +113,7 @@ def read_product(eqn: JaxprEqn, transpose: JaxprEqn | None) -> Gradient | None:
 
 
 def read_sum_over_rows(eqn: JaxprEqn) -> Gradient | None:
-    """Return a sum over first dimensions, but not over all."""
+    """Match a sum over first dimensions, but not over all."""
     (right,) = eqn.invars
     axes = tuple(eqn.params["axes"])
     is_over_rows = axes == tuple(range(len(axes))) and 0 < len(axes) < len(get_shape(right))
@@ -114,7 +124,10 @@ def read_sum_over_rows(eqn: JaxprEqn) -> Gradient | None:
 
 
 def choose_gradients(gradients: Sequence[Gradient], made_at: Mapping[Var, int]) -> list[Gradient]:
-    """Return the products, and one sum behind them, that a call in the place of the first can compute; none if it joins nothing."""
+    """Choose the matmuls, and one sum, that one call can compute.
+
+    The call stands in the place of the first. Empty if nothing is joined.
+    """
     place = min(made_at[gradient.start] for gradient in gradients)
     products = [gradient for gradient in gradients if gradient.left is not None and made_at.get(gradient.left, -1) < place]
     sums = [gradient for gradient in gradients if gradient.left is None][:1]
@@ -122,7 +135,7 @@ def choose_gradients(gradients: Sequence[Gradient], made_at: Mapping[Var, int]) 
 
 
 def make_joined_call(joined: Sequence[Gradient], place: JaxprEqn) -> JaxprEqn:
-    """Return an equation that makes the results of gradients, in the place of another."""
+    """Build the equation that makes several gradients, in the place of another."""
     right = joined[0].right
     summed = joined[0].summed
     lefts = [gradient.left for gradient in joined if gradient.left is not None]
@@ -131,7 +144,10 @@ def make_joined_call(joined: Sequence[Gradient], place: JaxprEqn) -> JaxprEqn:
 
 
 def compute_gradients(summed: int, with_sums: bool, right: Array, *lefts: Array) -> tuple[Array, ...]:
-    """Return the products of arrays with `right` that are summed over the first `summed` dimensions, and then the sum of `right`."""
+    """Multiply the transposed `lefts` by `right`, over the first `summed` dimensions.
+
+    `with_sums` adds the sum of `right` as the last result.
+    """
     below = call_transposed_product([flatten_rows(left, summed) for left in lefts], flatten_rows(right, summed), with_sums)
     shapes = [left.shape[summed:] for left in lefts] + [()] * with_sums
     parts = lax.split(below, [math.prod(shape) for shape in shapes])

@@ -1,7 +1,8 @@
-"""Loops whose rows do not meet, by the native kernel: recurrent layers, forward and backward.
+"""Loops whose rows are independent, by the native kernel.
 
-A step of such a loop is products of rows with matrices that are the same at every step, and functions of single elements. So a piece of rows
-can run through all steps by itself, and its values stay in the processor's caches.
+These are recurrent layers, forward and backward. A step of such a loop is matmuls of rows with matrices that are the same at
+every step, and elementwise functions. So a block of rows can run through all steps by itself, and its values stay in the
+processor's caches.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from unisono._src.xla.rewrite.row_steps import NotByRowsError, RowStep
 
 
 class RowLoop(NamedTuple):
-    """A loop in the kernel's words."""
+    """A loop as the kernel takes it."""
 
     program: RowProgram
     places: list[int]
-    """Which of the inputs with a place for each step are read."""
+    """The numbers of the scanned inputs that are read."""
     prepare: ClosedJaxpr
-    """Returns, from the constants, what is the same at every step: fixed rows, shared rows and matrices, as many of each as `counts` says."""
+    """Computes, from the constants, what is the same at every step: fixed rows, shared rows and matrices. `counts` has their numbers."""
     counts: tuple[int, int, int]
     results: list[jax.ShapeDtypeStruct]
-    """Of all steps."""
+    """The results of all steps, in shapes."""
 
 
 def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
-    """Replace a `lax.scan` whose rows do not meet by a call of the kernel."""
+    """Replace a `lax.scan` whose rows are independent by a kernel call."""
     if load_kernels().level is None or eqn.effects or not split_inputs(eqn.params, eqn.invars).carries:
         return None
     try:
         loop = read_loop(eqn.params)
     except NotByRowsError:
         return None
-    if not loop.program.transposed:  # without products, XLA's loop is as good
+    if not loop.program.transposed:  # without matmuls, XLA's loop is as good
         return None
     return Replacement(functools.partial(run_by_kernel, loop, eqn.params), eqn.invars)
 
 
 def read_loop(params: Params) -> RowLoop:
-    """Return a loop in the kernel's words; raise `NotByRowsError` if it cannot be said in them."""
+    """Translate a loop for the kernel. `NotByRowsError` says that it cannot be."""
     body = inline_calls(params["jaxpr"])
     program = body.jaxpr
     inputs = split_inputs(params, program.invars)
@@ -99,7 +100,7 @@ def check_inputs(rows: int, inputs: LoopInputs[Var]) -> None:
 
 
 def split_constants(program: Jaxpr, consts: Iterable[Var], rows: int) -> tuple[set[Var], list[JaxprEqn]]:
-    """Return the variables that are the same at every step, and the equations that make some of them."""
+    """Split off the variables that are the same at every step. The equations that make some of them are listed as well."""
     constant = {*program.constvars, *consts}
     equations: list[JaxprEqn] = []
     for eqn in program.eqns:
@@ -113,7 +114,7 @@ def split_constants(program: Jaxpr, consts: Iterable[Var], rows: int) -> tuple[s
 
 
 def run_by_kernel(loop: RowLoop, params: Params, *operands: Array) -> tuple[Array, ...]:
-    """Return what the loop returns."""
+    """Run the loop by the kernel."""
     inputs = split_inputs(params, operands)
     prepared = jaxpr_as_fun(loop.prepare)(*inputs.consts)
     fixed, shared, _ = loop.counts

@@ -1,7 +1,7 @@
-"""Products of matrices by the native kernels: of a layer with its kernel, and the gradients by both.
+"""Matmuls by the native kernels: a layer's own, and both gradients.
 
-YNNPACK needs the left matrix of a gradient by a kernel transposed. Of the other products, the native kernel is faster for many rows and a right
-matrix that fits in a cache, and it can add a bias.
+YNNPACK needs the left matrix of a gradient by a kernel transposed. Of the other matmuls, the native kernel is faster for many
+rows and a right matrix that fits in a cache, and it can add a bias.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from unisono._src.native.products import call_gated_product, call_product, call_
 from unisono._src.typing import Shape
 
 LEAST_SUMMED = 128
-"""Rows from which on a gradient by a kernel is faster with the native one. Alone it always is, but in a step, with small kernels, threads
-wait for each other more often."""
+"""The fewest rows for which the native kernel is faster for a gradient by a kernel. Alone it always is, but in a step, with small kernels,
+threads wait for each other more often."""
 
 LEAST_ROWS = 1024
 LEAST_COLUMNS = 128
 LEAST_DEPTH = 64
 MOST_WEIGHTS = 1 << 18
-"""Sizes of other products that are faster with the native kernel. The right matrix is then of 1 MiB at most."""
+"""Sizes of other matmuls that are faster with the native kernel. The right matrix then has at most 1 MiB."""
 
 Axes = tuple[int, ...]
 Compute = Callable[[Array, Array], Array]
 
 
 def find_native_product(shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axes], dtypes: set[str]) -> Compute | None:
-    """Return a function that computes a product without batch dimensions by a native kernel; None if it is not for one.
+    """Find the native kernel's function for a matmul without batch dimensions. None if no kernel takes it.
 
-    `shapes` and `contracted` are those of the left operand and of the right one.
+    Args:
+        shapes: Of the left operand and of the right one.
+        contracted: The contracted dimensions of each.
+        dtypes: Of operands and result.
     """
     if dtypes != {"float32"}:
         return None
@@ -48,16 +51,16 @@ def find_native_product(shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axe
 
 
 def is_for_gradient_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axes]) -> bool:
-    """Return whether the native kernel computes a product, which is summed over the first dimensions of both operands."""
+    """Whether the native kernel takes a matmul over first dimensions. They are contracted in both operands."""
     first = tuple(range(len(contracted[0])))
     rows = math.prod(shapes[0][: len(first)])
     return contracted == (first, first) and rows >= LEAST_SUMMED and load_kernels().level is not None
 
 
 def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axes], is_transposed: bool = False) -> bool:
-    """Return whether the native kernel computes a product, which is summed over the last dimensions of the left operand.
+    """Whether the native kernel takes a matmul over the left's last dimensions.
 
-    Those of the right one are its first dimensions, or its last if it is transposed.
+    In the right operand they are the first ones, or the last if it is transposed.
     """
     left, right = shapes
     count = len(contracted[0])
@@ -72,32 +75,35 @@ def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, A
 
 
 def compute_transposed_product(count: int, left: Array, right: Array) -> Array:
-    """Return the product of two arrays that is summed over the first `count` dimensions of both."""
+    """Contract two arrays over the first `count` dimensions of both."""
     product = call_transposed_product([flatten_rows(left, count)], flatten_rows(right, count))
     return lax.reshape(product, (*left.shape[count:], *right.shape[count:]))
 
 
 def flatten_rows(array: Array, count: int) -> Array:
-    """Return an array as a matrix, whose rows are its first `count` dimensions."""
+    """Flatten an array to a matrix: its first `count` dimensions become rows."""
     rows = math.prod(array.shape[:count])
     return lax.reshape(array, (rows, array.size // rows))
 
 
 def compute_product(count: int, is_transposed: bool, left: Array, right: Array) -> Array:
-    """Return the product that is summed over the last `count` dimensions of `left`, and the first ones of `right`, or its last ones."""
+    """Contract the last `count` dimensions of `left` with `right`.
+
+    There they are the first ones, or the last ones if it is transposed.
+    """
     product = call_product(*flatten_operands(count, is_transposed, left, right), is_transposed)
     return lax.reshape(product, (*left.shape[:-count], *(right.shape[:-count] if is_transposed else right.shape[count:])))
 
 
 def compute_product_with_bias(count: int, is_rectified: bool, left: Array, right: Array, bias: Array) -> Array:
-    """Return `compute_product` of a right operand that is not transposed, with a bias and, if it is rectified, a rectifier."""
+    """Compute `compute_product`, add a bias, and apply ReLU if `is_rectified`. The right operand is not transposed."""
     matrices = flatten_operands(count, False, left, right)
     product = call_product_with_bias(*matrices, lax.reshape(bias, (bias.size,)), is_rectified)
     return lax.reshape(product, (*left.shape[:-count], *right.shape[count:]))
 
 
 def compute_gated_product(count: int, is_transposed: bool, left: Array, right: Array, gate: Array) -> Array:
-    """Return `compute_product` where `gate`, which has its shape, is positive, and zeros elsewhere."""
+    """Compute `compute_product`, with zeros where `gate` is not positive. `gate` has its shape."""
     matrices = flatten_operands(count, is_transposed, left, right)
     rows = matrices[0].shape[0]
     gates = lax.reshape(gate, (rows, gate.size // rows))
@@ -105,7 +111,7 @@ def compute_gated_product(count: int, is_transposed: bool, left: Array, right: A
 
 
 def flatten_operands(count: int, is_transposed: bool, left: Array, right: Array) -> tuple[Array, Array]:
-    """Return the operands of a product that is summed over the last `count` dimensions of `left` as matrices."""
+    """Flatten the operands to matrices, contracted over `count` dimensions of `left`."""
     depth = math.prod(left.shape[-count:])
     shape = (right.size // depth, depth) if is_transposed else (depth, right.size // depth)
     return lax.reshape(left, (left.size // depth, depth)), lax.reshape(right, shape)

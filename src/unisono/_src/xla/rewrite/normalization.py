@@ -1,7 +1,8 @@
-"""Normalizations of rows by the native kernel: `x * s + (offset - mean * s)`, where `s` is the scale over the deviation of the row.
+"""Layer normalizations by the native kernel.
 
-That is how Keras writes a layer normalization. It is recognised by what it computes, in a program that is not differentiated yet: XLA makes
-ten loops over memory of one layer and its gradient, and the kernel makes two.
+Keras writes one as `x * s + (offset - mean * s)`, where `s` is the scale over the deviation of the row. It is recognised by what
+it computes, in a jaxpr that is not differentiated yet: XLA makes ten loops over memory of one layer and its gradient, and the
+kernel makes two.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEAST_WIDTH = 16
 
 
 class Normalization(NamedTuple):
-    """A normalization, read from a program."""
+    """A normalization, as found in a jaxpr."""
 
     x: Atom
     scale: Atom | None
@@ -44,7 +45,7 @@ class Normalization(NamedTuple):
 
 
 def replace_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the last sum of a normalization by a call of the kernel."""
+    """Replace the last sum of a normalization by a kernel call."""
     if eqn.primitive.name != "add" or get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
         return None
     shape = get_shape(eqn.outvars[0])
@@ -64,7 +65,7 @@ def replace_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
 
 
 def read_normalization(scaled: Atom, rest: Atom, made_by: Producers) -> Normalization:
-    """Return the normalization of which `scaled` is `x * s` and `rest` is `offset - mean * s`."""
+    """Match a normalization, from its two summands. `scaled` is `x * s`, and `rest` is `offset - mean * s`."""
     for x, factor in each_way(expect_equation(scaled, "mul", made_by)):
         width = get_shape(x)[-1] if get_shape(x) else 0
         if get_shape(x) != get_shape(scaled):
@@ -83,7 +84,7 @@ def read_normalization(scaled: Atom, rest: Atom, made_by: Producers) -> Normaliz
 
 
 def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producers) -> tuple[Atom, Atom | None]:
-    """Return the operand that the primitive `inner` makes, and the vector with which the primitive `name` combines this operand, if any."""
+    """Match an `inner` equation that `name` may combine with a vector. The vector is None where there is none."""
     eqn = made_by.find(atom)
     if eqn is not None and eqn.primitive.name == name:
         for one, vector in each_way(eqn):
@@ -96,7 +97,7 @@ def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producer
 
 
 def read_sum_with_number(atom: Atom, made_by: Producers) -> tuple[Atom, float]:
-    """Return an operand of a sum, and the number that is added to it."""
+    """Match the sum of an operand and a number."""
     for one, other in each_way(expect_equation(atom, "add", made_by)):
         number = read_constant(other, made_by)
         if number is not None:
@@ -105,7 +106,7 @@ def read_sum_with_number(atom: Atom, made_by: Producers) -> tuple[Atom, float]:
 
 
 def check_shift(atom: Atom, factor: Atom, x: Atom, made_by: Producers) -> None:
-    """Raise `OtherProgramError` unless an array is the mean of `x`, times -1, times `factor`."""
+    """Raise `OtherProgramError` unless an array is `-mean(x) * factor`."""
     for one, other in each_way(expect_equation(atom, "mul", made_by)):
         maker = made_by.find(one)
         if other is not factor or maker is None or maker.primitive.name != "neg":
@@ -116,7 +117,7 @@ def check_shift(atom: Atom, factor: Atom, x: Atom, made_by: Producers) -> None:
 
 
 def run_normalization(epsilon: float, has_scale: bool, has_offset: bool, x: Array, *vectors: Array) -> Array:
-    """Return what the last sum returns."""
+    """Compute what the last sum gives."""
     given = iter(vectors)
     width = x.shape[-1]
     scale = next(given).reshape(width) if has_scale else jnp.ones(width, jnp.float32)

@@ -1,8 +1,8 @@
 """Convolutions over an input with zeros between its elements, without the zeros.
 
-The gradient of a strided convolution by its input is such a convolution, and so is a transposed convolution. Results that lie a multiple of
-the spread apart (a "phase") meet elements at the same positions of the kernel, and zeros at the others. So each phase is a small convolution,
-and the results of the phases are interleaved.
+The gradient of a strided convolution by its input is such a convolution, and so is a transposed convolution. Results that lie a
+multiple of the spread apart (a "phase") meet elements at the same positions of the kernel, and zeros at the others. So each phase
+is a small convolution, and the results of the phases are interleaved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Phase(NamedTuple):
     padding: tuple[int, int]
 
     def reverse_taps(self, size: int) -> Phase:
-        """Return the phase for a kernel of this size whose last tap comes first."""
+        """The phase for the same kernel with its last tap first. `size` is that of the kernel."""
         first = self.taps.start
         if first is None:  # all taps
             return self
@@ -46,7 +46,7 @@ def has_phases(window: Window) -> bool:
 def convolve_in_phases(
     convolve: Callable[[Array, Array, Window], Array], x: Array, w: Array, window: Window, is_reversed: bool = False
 ) -> Array:
-    """Return the convolution of x and w, by one call of `convolve` for each phase; `is_reversed` says that w has its last tap first."""
+    """Convolve x and w by one call of `convolve` for each phase. `is_reversed` says that w has its last tap first."""
     space = x.shape[1:-1]
     kernel = w.shape[:-2]
     results = window.results(space, kernel)
@@ -64,7 +64,7 @@ def convolve_in_phases(
 
 
 def split_into_phases(size: int, taps: int, results: int, spread: int, padding: tuple[int, int]) -> list[Phase]:
-    """Return the phases of one dimension.
+    """Split one dimension into phases.
 
     Result q * spread + phase meets tap k at q * spread + phase + k - low, which is an element where `spread` divides it.
     """
@@ -81,7 +81,10 @@ def split_into_phases(size: int, taps: int, results: int, spread: int, padding: 
 
 
 def interleave_phases(parts: list[Array], spread: tuple[int, ...], results: tuple[int, ...]) -> Array:
-    """Return (rows, *results, features) of the parts. The parts are in order, the phase of the last dimension changes first."""
+    """Interleave the phases' results to (rows, *results, features).
+
+    The parts are in order; the phase of the last dimension changes first.
+    """
     rows, *blocks, features = parts[0].shape
     y = lax.concatenate([lax.expand_dims(part, [0]) for part in parts], 0).reshape(*spread, rows, *blocks, features)
     rank = len(spread)

@@ -1,8 +1,9 @@
-"""Convolutions over some rows of the batch at a time, so that the data stays in near caches, or over two halves, for two threads.
+"""Convolutions over some rows at a time, or over half batches.
 
-The gradient by a kernel is a convolution whose kernel is the gradient of the output, and whose features are the rows of the batch. XLA's fast
-kernel takes two to three times as long for 128 rows as for thirty-two times four rows. Threads share only the features of the result, so that
-a result of few features keeps one thread busy. And the kernel copies an input that it pads. If the copy is large, the C library returns its
+Some rows at a time keep the data in near caches; two halves occupy two threads. The gradient by a kernel is a convolution whose
+kernel is the gradient of the output, and whose features are the rows of the batch. XLA's fast kernel takes two to three times as
+long for 128 rows as for thirty-two times four rows. Threads share only the features of the result, so that a result of few
+features keeps one thread busy. And the kernel copies an input that it pads. If the copy is large, the C library returns its
 memory to the system and requests it again: the pages are new each time.
 """
 
@@ -29,7 +30,7 @@ KEPT = 1 << 25
 """Bytes from which on the C library returns freed memory to the system."""
 
 AT_ONCE = 1 << 22
-"""Bytes to take at a time, of a padded input whose memory is returned, or of its result."""
+"""Bytes to take at a time, where the memory of a padded input is returned. They are of the input, or of the result."""
 
 FEATURES_OF_A_THREAD = 64
 """Features that the fast kernel does not share between threads."""
@@ -38,7 +39,7 @@ KERNEL_OF_A_THREAD = 5 << 16
 """Bytes of a kernel that the fast kernel does not share between threads."""
 
 LONG = 1 << 28
-"""Products from which on two threads are worth the work of joining two halves."""
+"""The fewest multiplications for which two threads are worth the work of joining two halves."""
 
 
 class ConvolutionSizes(NamedTuple):
@@ -66,12 +67,12 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def is_gradient(self) -> bool:
-        """Return whether it looks like the gradient by a kernel, whose features are the rows of the batch."""
+        """Whether it looks like a gradient by a kernel. Its features are then the rows of the batch."""
         return is_larger(self.taps, self.results)
 
     @property
     def is_for_one_thread(self) -> bool:
-        """Return whether the convolution is long and the fast kernel does not share it between threads."""
+        """Whether the fast kernel would run a long convolution on one thread."""
         batch = self.ins if self.is_gradient else self.rows
         if not self.is_one_group or batch < 2 or self.rows * math.prod(self.results) * self.weights < LONG:
             return False
@@ -79,7 +80,10 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def rows_at_once(self) -> int:
-        """Return the number of rows to take at a time: all of them if the padded copy is small, or if it is no convolution over rows."""
+        """The number of rows to take at a time.
+
+        It is all of them if the padded copy is small, or if it is no convolution over rows.
+        """
         inputs = 4 * self.ins * self.padded
         if not self.is_one_group or self.is_gradient or set(self.taps) == {1} or self.rows * inputs < KEPT:
             return self.rows
@@ -87,7 +91,7 @@ class ConvolutionSizes(NamedTuple):
 
     @property
     def features_at_once(self) -> int:
-        """Return the number of features of a gradient by a kernel to take at a time; of another convolution, all of them."""
+        """How many features of a kernel gradient to take at a time. It is all of them for another convolution."""
         if not self.is_one_group or not self.is_gradient:
             return self.ins
         most = max(FEWEST, NEAR // (4 * math.prod(self.taps) * self.outs))
@@ -97,7 +101,7 @@ class ConvolutionSizes(NamedTuple):
 def convolve_two_halves(
     convolve: Callable[[Array, Array], Array], x: Array, w: Array, params: Params, is_gradient: bool
 ) -> Array:
-    """Return the convolution, by one call of `convolve` for each half of the batch."""
+    """Convolve each half of the batch by one call of `convolve`."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
     axis = feature if is_gradient else row
     count = x.shape[axis]
@@ -109,7 +113,10 @@ def convolve_two_halves(
 
 
 def convolve_some_rows_at_a_time(convolve: Callable[[Array], Array], x: Array, axes: tuple[int, int], size: int) -> Array:
-    """Return the convolution, by `convolve` of `size` rows at a time. `axes`: the axis of the rows in x, and in the result."""
+    """Convolve `size` rows at a time.
+
+    `axes` are the axis of the rows in x, and in the result.
+    """
     axis, result_axis = axes
     count = x.shape[axis]
 
@@ -127,7 +134,10 @@ def convolve_some_rows_at_a_time(convolve: Callable[[Array], Array], x: Array, a
 def convolve_some_features_at_a_time(
     convolve: Callable[[Array, Array], Array], x: Array, w: Array, axes: tuple[int, int], size: int
 ) -> Array:
-    """Return the convolution, as a sum of `convolve` of `size` features at a time. `axes`: the axes of the features in x and in w."""
+    """Sum the convolutions of `size` features at a time.
+
+    `axes` are the axes of the features in x and in w.
+    """
     axis, w_axis = axes
 
     def convolve_some(start: int | Array, size: int) -> Array:

@@ -1,4 +1,7 @@
-"""Poolings as elementwise expressions of strided slices, one for each of a window's positions (its "taps")."""
+"""Poolings as elementwise expressions of strided slices.
+
+There is one slice for each of a window's positions (its "taps").
+"""
 
 from __future__ import annotations
 
@@ -44,17 +47,20 @@ class Pool(NamedTuple):
 
     @property
     def has_overlap(self) -> bool:
-        """Return whether windows share elements."""
+        """Whether windows share elements."""
         return any(size > stride for size, stride in zip(self.size, self.strides, strict=True))
 
     def number(self, tap: Sequence[int | Array]) -> int | Array:
-        """Return a number that is distinct for distinct taps, also for taps beyond the window's end, which `sum_over_windows` needs."""
+        """Number a tap, with different numbers for different taps.
+
+        This holds also for taps beyond the window's end, which `sum_over_windows` needs.
+        """
         numbers = zip(tap, self.size, self.strides, strict=True)
         return functools.reduce(lambda total, axis: total * (-(-axis[1] // axis[2]) * axis[2]) + axis[0], numbers, 0)
 
 
 def replace_pooling(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace a pooling, or the gradient of a sum over windows, by elementwise expressions."""
+    """Replace a pooling, or a window sum's gradient, by elementwise expressions."""
     params = eqn.params
     (x,) = eqn.invars
     results = get_shape(eqn.outvars[0])
@@ -76,7 +82,7 @@ def replace_pooling(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
 
 
 def replace_flattening(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Put a pooling into memory before it is flattened, as it is before a dense layer.
+    """Store a pooling before it is flattened, as for a dense layer.
 
     XLA:CPU would compute the pooling in the loop over the flat rows, divide the number of each element by the sizes of the pooling, and take
     five times as long.
@@ -90,7 +96,7 @@ def replace_flattening(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
 
 
 def replace_max_gradient(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the gradient of a maximum, or of a minimum, over windows of few elements."""
+    """Replace the gradient of a max or min over small windows."""
     params = eqn.params
     pool = Pool(params["window_dimensions"], params["window_strides"])
     if math.prod(pool.size) > MOST_CHOICES:
@@ -111,7 +117,7 @@ def replace_max_gradient_without_overlap(eqn: JaxprEqn, made_by: Producers) -> R
 def slice_taps(
     x: Array, results: Sequence[int], identity: float, pool: Pool, padding: Sequence[tuple[int, int]], is_cheap: bool
 ) -> list[Array]:
-    """Return, for each position of a window, the elements at this position in all windows.
+    """Slice, for each tap of a window, its elements in all windows.
 
     Args:
         is_cheap: Whether each reader may compute x again, if no element is read twice.
@@ -122,7 +128,7 @@ def slice_taps(
 
 
 def is_biased_convolution(x: Atom, made_by: Producers) -> bool:
-    """Return whether at most two simple steps, such as a bias and a ReLU, lead from a convolution to x.
+    """Whether at most two simple steps lead from a convolution to x. Such steps are a bias and a ReLU.
 
     Normalization has more steps: to compute it again takes longer than to read it again.
     """
@@ -137,9 +143,10 @@ def is_biased_convolution(x: Atom, made_by: Producers) -> bool:
 def compute_max_gradient(
     dy: Array, x: Array, pool: Pool, padding: Sequence[tuple[int, int]], keeps: Primitive, is_cheap: bool
 ) -> Array:
-    """Return the gradient of a maximum: the dy of each window goes to the window's first best element, as in XLA's select-and-scatter.
+    """Compute the gradient of a maximum over windows.
 
-    Padding counts as elements. `keeps` is >=, or <= for the minimum. It is false beside a NaN, so that the element after a NaN is chosen.
+    The dy of each window goes to the window's first best element, as in XLA's select-and-scatter. Padding counts as elements.
+    `keeps` is >=, or <= for the minimum. It is false beside a NaN, so that the element after a NaN is chosen.
     """
     worst = -math.inf if keeps.name == "ge" else math.inf
     best, *others = slice_taps(x, dy.shape, worst, pool, padding, is_cheap)
@@ -153,7 +160,10 @@ def compute_max_gradient(
 
 
 def replace_sum_gradient(size: Sequence[int], maker: JaxprEqn | None, results: Shape) -> Replacement | None:
-    """Replace the gradient of a sum over windows: a pad, which is `maker`, lays zeros between the elements, and then windows are summed."""
+    """Replace the gradient of a sum over windows.
+
+    Its pad, `maker`, puts zeros between the elements, and then windows are summed.
+    """
     if maker is None or maker.primitive.name != "pad":
         return None
     source, zero = maker.invars
@@ -171,10 +181,12 @@ def replace_sum_gradient(size: Sequence[int], maker: JaxprEqn | None, results: S
 
 
 def sum_over_windows(source: Array, chosen: Array | None, low: Sequence[int], shape: Sequence[int], pool: Pool) -> Array:
-    """Return, for each of `shape` elements, the sum of `source` over the windows that cover it and, if `chosen` is given, chose it.
+    """Sum, for each element, `source` over the windows that cover it.
 
-    Element q * stride + phase, counted from `low` before the first, is tap phase + back * stride of window q - back. So there
-    is a term for each `back`, the first window first: the order in which select-and-scatter adds.
+    If `chosen` is given, only windows that chose the element count.
+
+    Element q * stride + phase, counted from `low` before the first, is tap phase + back * stride of window q - back. So there is
+    a term for each `back`, the first window first: the order in which select-and-scatter adds.
     """
     blocks = [-(-(before + size) // stride) for before, size, stride in zip(low, shape, pool.strides, strict=True)]
     reach = [-(-size // stride) - 1 for size, stride in zip(pool.size, pool.strides, strict=True)]

@@ -1,9 +1,10 @@
-"""Sums in forms that are fast, with an order of additions that we choose.
+"""Sums in fast forms, with an order of additions that we choose.
 
-By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Our programs are
-compiled without YNNPACK's sums (`determinism.get_compiler_options`). XLA's own loops compute one result after another, over columns ten times
-slower. So a long sum becomes additions of whole blocks, up to sixteen in one expression, repeated until few elements are left. The rest, like
-a sum of some hundred elements, is computed in two steps. Shapes alone decide how a sum is cut. Maxima and minima are computed the same way.
+By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Our
+programs are compiled without YNNPACK's sums (`determinism.get_compiler_options`). XLA's own loops compute one result after
+another, over columns ten times slower. So a long sum becomes additions of whole blocks, up to sixteen in one expression, repeated
+until few elements are left. The rest, like a sum of some hundred elements, is computed in two steps. Shapes alone decide how a
+sum is cut. Maxima and minima are computed the same way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from unisono._src.xla.rewrite.arrays import put_in_memory
 from unisono._src.xla.rewrite.equations import Producers, Replacement
 
 LEAST = 1 << 13
-"""Elements from which on a reduction is taken in stages."""
+"""The fewest elements for which a reduction is taken in stages."""
 
 MANY = 1 << 8
-"""Elements of one result from which on it is computed in two steps. XLA adds up rows of several dimensions one after another: this is two to
-four times as slow, and the sums are ten times less exact."""
+"""The fewest elements of one result for which it is computed in two steps. XLA adds up rows of several dimensions one after another: this is
+two to four times as slow, and the sums are ten times less exact."""
 
 AT_ONCE = 16
 """Blocks in one expression, at most."""
@@ -49,7 +50,7 @@ WINDOW = 32
 
 
 class Fold(NamedTuple):
-    """A way to make one element of two, and of many."""
+    """A reduction: how to combine two elements, and how to reduce many."""
 
     combine: Callable[[Array, Array], Array]
     reduce: Callable[[Array, Sequence[int]], Array]
@@ -63,7 +64,7 @@ FOLDS = {
 
 
 def replace_reduction(eqn: JaxprEqn, _: Producers) -> Replacement | None:
-    """Replace a reduction of many elements, or one whose results have many elements each."""
+    """Replace a reduction of many elements, in all or for each result."""
     operand = get_shape(eqn.invars[0])
     axes = eqn.params["axes"]
     per_result = math.prod(operand[axis] for axis in axes)
@@ -75,7 +76,7 @@ def replace_reduction(eqn: JaxprEqn, _: Producers) -> Replacement | None:
 
 
 def reduce_axes(x: Array, axes: Sequence[int], reduce: Callable[[Array, int, Fold], Array], fold: Fold) -> Array:
-    """Return the reduction over these axes, the last ones first; neighbouring axes are reduced as one."""
+    """Reduce over these axes, the last ones first. Neighbouring axes are reduced as one."""
     dtype = x.dtype
     x = x.astype("float32")
     for start, stop in reversed(group_neighbours(sorted(axes))):
@@ -84,7 +85,7 @@ def reduce_axes(x: Array, axes: Sequence[int], reduce: Callable[[Array, int, Fol
 
 
 def reduce_axis(x: Array, axis: int, fold: Fold) -> Array:
-    """Return the reduction over one dimension, by one loop of XLA, or by two if there are many elements that are no neighbours in memory."""
+    """Reduce one dimension by one loop of XLA, or by two. It takes two for many elements that are not neighbours in memory."""
     size = x.shape[axis]
     if size < MANY or (axis == x.ndim - 1 > 0) or find_middle_divisor(size) == 1:
         return fold.reduce(x, [axis])
@@ -93,7 +94,7 @@ def reduce_axis(x: Array, axis: int, fold: Fold) -> Array:
 
 
 def find_middle_divisor(number: int) -> int:
-    """Return the divisor of a number that is nearest to its square root.
+    """Find the divisor of a number nearest to its square root.
 
     >>> [find_middle_divisor(n) for n in (1421, 6000, 257)]
     [29, 75, 1]
@@ -104,7 +105,7 @@ def find_middle_divisor(number: int) -> int:
 
 
 def group_neighbours(axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first, last + 1) of each run of consecutive axes.
+    """Group consecutive axes to (first, last + 1).
 
     >>> group_neighbours([0, 1, 3])
     [(0, 2), (3, 4)]
@@ -115,7 +116,7 @@ def group_neighbours(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def fold_axis(x: Array, axis: int, fold: Fold) -> Array:
-    """Return the reduction over one dimension, in stages."""
+    """Reduce one dimension, in stages."""
     count = functools.partial(count_blocks, is_last=axis == x.ndim - 1)
     blocks = count(x.shape[axis], AT_FIRST)
     while blocks > 1:
@@ -129,7 +130,7 @@ def fold_axis(x: Array, axis: int, fold: Fold) -> Array:
 
 
 def count_blocks(size: int, at_most: int, *, is_last: bool) -> int:
-    """Return the number of equal blocks that a dimension is cut into; 1 if XLA takes it as it is.
+    """Count the equal blocks that a dimension is cut into. 1 means that XLA takes it as it is.
 
     >>> [count_blocks(n, 16, is_last=False) for n in (32768, 6000, 169, 4)]
     [16, 1, 1, 1]

@@ -1,8 +1,9 @@
-"""Values that a loop keeps for a later loop, which the later loop computes again, if that is a product or a sum of other kept values.
+"""Recompute cheap residuals in the backward loop, instead of storing them.
 
-Differentiation keeps what the gradient multiplies with: of a logistic function both its value and `value * (1 - value)`, of a hyperbolic
-tangent both its value and `1 - value`. Each is an array of all steps, which the loop forward writes and the loop backward reads. One pass
-through memory takes longer than the product.
+Differentiation keeps what the gradient multiplies with: of a logistic function both its value and `value * (1 - value)`, of a
+hyperbolic tangent both its value and `1 - value`. Each is an array of all steps, which the loop forward writes and the loop
+backward reads. One pass through memory takes longer than the multiplication. So a value is computed again if it is a product or a
+sum of other kept values.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from unisono._src.xla.rewrite.loops import LoopBody, LoopInputs, run_loop, split
 
 CHEAP = ("add", "add_any", "sub", "mul", "neg", "square", "one_minus_square", "copy", "broadcast_in_dim")
 MOST_EQUATIONS = 4
-"""With which a value may be computed again."""
+"""The most equations with which a value may be computed again."""
 
 
 class Recipe(NamedTuple):
-    """The equations that compute a result of a step from other results of the step."""
+    """The equations that compute a result of a step from other results."""
 
     equations: list[JaxprEqn]
     made: Var
@@ -35,11 +36,11 @@ class Recipe(NamedTuple):
 
 
 Readers = Mapping[Var, list[JaxprEqn | None]]
-"""The equations that read a variable; None stands for the program's results."""
+"""The equations that read a variable; None stands for the jaxpr's results."""
 
 
 def recompute_residuals(program: Jaxpr) -> Jaxpr:
-    """Return the program with loops that keep less for later loops; the same object if they keep nothing of the kind."""
+    """Rewrite loops to keep less for later loops. The jaxpr is the same object if there is nothing to leave out."""
     readers = find_readers(program)
     recipes: dict[Var, Recipe] = {}
     for eqn in program.eqns:
@@ -60,7 +61,7 @@ def find_readers(program: Jaxpr) -> Readers:
 
 
 def find_recipes(eqn: JaxprEqn, readers: Readers) -> dict[Var, Recipe]:
-    """Return recipes for some results of a loop, which only later loops read."""
+    """Find recipes for results of a loop that only later loops read."""
     body = inline_calls(eqn.params["jaxpr"]).jaxpr
     made_by = Producers(body)
     carries = len(split_inputs(eqn.params, eqn.invars).carries)
@@ -80,7 +81,7 @@ def find_recipes(eqn: JaxprEqn, readers: Readers) -> dict[Var, Recipe]:
 
 
 def is_read_by_steps(array: Var, eqn: JaxprEqn, readers: Readers) -> bool:
-    """Return whether an array that a loop makes is only read by loops of as many steps, which each read their own place."""
+    """Whether only loops of equal length read an array, step by step."""
 
     def reads_by_steps(reader: JaxprEqn | None) -> bool:
         if reader is None or reader.primitive.name != "scan" or reader.params["length"] != eqn.params["length"]:
@@ -92,7 +93,7 @@ def is_read_by_steps(array: Var, eqn: JaxprEqn, readers: Readers) -> bool:
 
 
 def find_recipe(made: Var, made_by: Producers, others: Mapping[Var, Var]) -> Recipe | None:
-    """Return how a result is computed from others; None if that takes more than a few cheap equations."""
+    """Find how a result is computed from others. None if that takes more than a few cheap equations."""
     equations: dict[Var, JaxprEqn] = {}
     needed: dict[Var, Var] = {}
 
@@ -112,7 +113,7 @@ def find_recipe(made: Var, made_by: Producers, others: Mapping[Var, Var]) -> Rec
 
 
 def shorten_loop(eqn: JaxprEqn, recipes: Mapping[Var, Recipe]) -> JaxprEqn:
-    """Return a loop without the results that have recipes; where its steps read such a result, they compute it."""
+    """Remove the results that have recipes from a loop. Where its steps read such a result of another loop, they compute it."""
     body = LoopBody(eqn.params)
     inputs = split_inputs(eqn.params, eqn.invars)
     places = [(array, inside) for array, inside in zip(inputs.places, body.places, strict=True) if isinstance(array, Var)]
@@ -136,7 +137,10 @@ def shorten_loop(eqn: JaxprEqn, recipes: Mapping[Var, Recipe]) -> JaxprEqn:
 
 
 def follow_recipe(recipe: Recipe, read: dict[Var, Var], result: Var) -> list[JaxprEqn]:
-    """Return equations that make a result. `read` holds the variables of a step by the arrays that they are read from; others are added."""
+    """Build equations that make a result.
+
+    `read` holds the variables of a step by the arrays that they are read from; others are added.
+    """
     for other, array in recipe.needed.items():
         read.setdefault(array, Var(other.aval))
     names = {other: read[array] for other, array in recipe.needed.items()}
@@ -150,7 +154,7 @@ def follow_recipe(recipe: Recipe, read: dict[Var, Var], result: Var) -> list[Jax
 
 
 def run_shorter_step(step: Jaxpr, params: Params, consts: int, carries: int, *operands: Array) -> tuple[Array, ...]:
-    """Return what a loop with another step returns."""
+    """Run a loop with another step."""
     end = consts + carries
     last, made = run_loop(step, params, LoopInputs(operands[:consts], operands[consts:end], operands[end:]))
     return (*last, *made)

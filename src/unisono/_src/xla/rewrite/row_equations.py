@@ -1,4 +1,4 @@
-"""Equations in instructions for rows: of each equation some, if rows do not meet in it."""
+"""Translate equations into instructions for rows, if rows are independent in them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SWAPPED = {"gt": "less", "ge": "less or equal"}
 """Comparisons that are made with the operands exchanged."""
 
 MOST_FACTORS = 4
-"""The highest whole power that is computed by products."""
+"""The highest whole power that is computed by multiplications."""
 
 
 def read_equation(step: RowStep, eqn: JaxprEqn) -> None:
-    """Add the instructions of an equation to a step; raise `NotByRowsError` if there are none."""
+    """Add the instructions of an equation to a step. `NotByRowsError` says that there are none."""
     name = eqn.primitive.name
     if eqn.effects or any(get_dtype(variable) not in ("float32", "bool") for variable in eqn.outvars):
         raise NotByRowsError(f"{name} has effects, or results of another dtype")
@@ -40,7 +40,7 @@ def read_equation(step: RowStep, eqn: JaxprEqn) -> None:
 
 
 def compute_elements(step: RowStep, eqn: JaxprEqn) -> Value:
-    """Return the result of an equation on single elements: one element for a row, if the operands have no more."""
+    """Translate an elementwise equation. The result has one element a row if the operands have no more."""
     name = eqn.primitive.name
     shape = get_shape(eqn.outvars[0])
     operands = [step.read(atom, shape) for atom in eqn.invars]
@@ -75,7 +75,7 @@ def compute_elements(step: RowStep, eqn: JaxprEqn) -> Value:
 
 
 def multiply_rows(step: RowStep, eqn: JaxprEqn) -> Value:
-    """Return the product of rows with a matrix that is the same at every step."""
+    """Translate the matmul of rows with a matrix that never changes."""
     left, right = eqn.invars
     contracted, batch = eqn.params["dimension_numbers"]
     is_of_rows = not isinstance(left, Var) or left not in step.constants
@@ -112,7 +112,7 @@ def cut_rows(step: RowStep, eqn: JaxprEqn) -> Value:
 
 
 def take_part(step: RowStep, operand: Atom, start: int, result: Var) -> Value:
-    """Return the part of an operand that begins at a place of the first dimension of a row."""
+    """Slice an operand along the first dimension of a row."""
     value = step.read(operand)
     if value.width != measure_row(operand):  # the same number everywhere
         return value
@@ -146,7 +146,7 @@ def broadcast_rows(step: RowStep, eqn: JaxprEqn) -> Value:
 
 
 def reshape_rows(step: RowStep, eqn: JaxprEqn) -> Value:
-    """Return the operand of an equation that only changes the shape of rows, or repeats the one element of a row."""
+    """Pass an operand on if only the shape of its rows changes. An equation may also repeat the one element of a row."""
     name = eqn.primitive.name
     operand = eqn.invars[0]
     value = step.read(operand)

@@ -1,4 +1,7 @@
-"""Places for what the step of a loop makes: in the loop's results, or in memory that values use one after another."""
+"""Assign memory to what the step of a loop makes.
+
+It lies in the loop's results, or in buffers that values use one after another.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from unisono._src.xla.rewrite.row_steps import MadeInstruction, Value
 
 
 class Part(NamedTuple):
-    """A part of something that the step makes."""
+    """A part of a value that the step makes."""
 
     number: int
     offset: int = 0
 
 
 class PlacedStep(NamedTuple):
-    """Instructions with all their places, and the widths of the memory that they use."""
+    """Instructions with all their addresses, and the widths of the buffers."""
 
     instructions: list[Instruction]
     kept_widths: list[int]
@@ -26,10 +29,10 @@ class PlacedStep(NamedTuple):
 
 
 class Layout:
-    """Where things are made that the step would only copy to another place: at the other place."""
+    """The values made in place: where the step would copy them to."""
 
     def __init__(self, instructions: Sequence[MadeInstruction], widths: Sequence[int]) -> None:
-        """Decide for each copy of a whole whether it is dropped; `instructions` are the ones that stay."""
+        """Drop each copy of a whole value, where possible. `instructions` are the ones that stay."""
         self.outside: dict[int, Address] = {}
         self._inside: dict[int, Part] = {}
         self.instructions = [step for step in drop_unread_instructions(instructions) if not self._make_in_place(step, widths)]
@@ -49,7 +52,7 @@ class Layout:
         return True
 
     def find_whole(self, part: Part) -> Part:
-        """Return a part as one of what has a place of its own."""
+        """Find the part within the value that has its own place."""
         while part.number in self._inside:
             number, offset = self._inside[part.number]
             part = Part(number, offset + part.offset)
@@ -57,7 +60,7 @@ class Layout:
 
 
 def place_step(instructions: Sequence[MadeInstruction], widths: Sequence[int]) -> PlacedStep:
-    """Return the instructions with places. `widths` are those of what the step makes."""
+    """Assign addresses to all instructions. `widths` are those of the values that the step makes."""
     layout = Layout(instructions, widths)
     memory = Memory()
     for number, use in sorted(find_uses(layout).items(), key=lambda item: item[1].first):
@@ -74,7 +77,7 @@ def place_step(instructions: Sequence[MadeInstruction], widths: Sequence[int]) -
 
 
 def drop_unread_instructions(instructions: Sequence[MadeInstruction]) -> list[MadeInstruction]:
-    """Return the instructions that something outside of the step depends on."""
+    """Drop the instructions whose results no output depends on."""
     needed: set[int] = set()
     kept: list[MadeInstruction] = []
     for step in reversed(instructions):
@@ -85,14 +88,14 @@ def drop_unread_instructions(instructions: Sequence[MadeInstruction]) -> list[Ma
 
 
 def list_read(step: MadeInstruction) -> Iterator[Part]:
-    """Yield what an instruction reads of what the step makes."""
+    """Yield the parts of the step's own values that an instruction reads."""
     for operand in step.operands:
         if isinstance(operand, Value) and isinstance(operand.source, int):
             yield Part(operand.source, operand.offset)
 
 
 class Use(NamedTuple):
-    """The first and the last instruction that need something, and whether no product is among these or between them."""
+    """The instructions between which a value is needed. It is local if no matmul is among them."""
 
     first: int
     last: int
@@ -100,7 +103,7 @@ class Use(NamedTuple):
 
 
 def find_uses(layout: Layout) -> dict[int, Use]:
-    """Return the uses of what has a place of its own, by number."""
+    """Find the uses of each value that has its own place."""
     touched: dict[int, list[int]] = collections.defaultdict(list)
     for index, step in enumerate(layout.instructions):
         parts = [*list_read(step), *([] if isinstance(step.to, Address) else [Part(step.to)])]
@@ -114,17 +117,17 @@ def find_uses(layout: Layout) -> dict[int, Use]:
 
 
 class Memory:
-    """Memory for what the step makes: places of one width are used one after another."""
+    """Buffers for the step's values. Values of one width use a buffer one after another."""
 
     def __init__(self) -> None:
         self.places: dict[int, Address] = {}
         self.kept_widths: list[int] = []
         self.local_widths: list[int] = []
         self._busy: dict[Address, int] = {}
-        """The last instruction that needs what lies there."""
+        """The last instruction that needs the value there."""
 
     def assign(self, number: int, use: Use, width: int) -> None:
-        """Choose the place of something; the uses come in the order of their first instructions."""
+        """Choose the buffer of a value. The uses come in the order of their first instructions."""
         kind, widths = ("local", self.local_widths) if use.is_local else ("kept", self.kept_widths)
         free = [
             place
@@ -138,7 +141,7 @@ class Memory:
 
 
 def place_instruction(step: MadeInstruction, find: Callable[[Part], Address]) -> Instruction:
-    """Return an instruction with its places; `find` returns that of a part of what the step makes."""
+    """Give an instruction its addresses. `find` gives that of a part of a value."""
 
     def read(operand: Value | Matrix) -> Address | Matrix:
         if isinstance(operand, Matrix):

@@ -1,4 +1,7 @@
-"""The step of a loop in instructions for rows, and where each of its variables is read."""
+"""The step of a loop as instructions for rows.
+
+It also knows where each variable is read.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,37 @@ from unisono._src.typing import Shape
 
 
 class NotByRowsError(Exception):
-    """Why the kernel cannot run a loop: rows meet in an equation, or there is no instruction for it."""
+    """Why the kernel cannot run a loop. Rows meet in an equation, or there is no instruction for it."""
 
 
 class Value(NamedTuple):
     """Where the rows of a variable are read."""
 
     source: Address | int
-    """A place outside of the step, or the number of what the step makes."""
+    """An address outside of the step, or the number of a value that the step makes."""
     width: int
     """Elements of a row; 1 also for a variable whose rows have the same number everywhere."""
     offset: int = 0
 
 
 class MadeInstruction(NamedTuple):
-    """An instruction, before what the step makes has its places."""
+    """An instruction before its result has an address."""
 
     operation: str
     width: int
     operands: tuple[Value | Matrix, ...]
     to: int | Address
-    """The number of what it makes, or a place outside of the step."""
+    """The number of the value that it makes, or an address outside of the step."""
     offset: int = 0
 
 
 def measure_row(atom: Atom) -> int:
-    """Return how many elements a row has."""
+    """Count the elements of a row."""
     return math.prod(get_shape(atom)[1:])
 
 
 class RowStep:
-    """The instructions of one step, as its equations are read."""
+    """The instructions of one step, while its equations are read."""
 
     def __init__(self, rows: int, carries: Sequence[Var], places: Collection[Var], constants: Collection[Var]) -> None:
         """Keep what the step reads. Of `places` it reads its own rows; `constants` are the same at every step."""
@@ -53,13 +56,13 @@ class RowStep:
         self.constants = constants
         self.instructions: list[MadeInstruction] = []
         self.widths: list[int] = []
-        """Of what the step makes, by number."""
+        """The widths of the values that the step makes, by number."""
         self.numbers: list[float] = []
         self._number_values: dict[bytes, Value] = {}
         self.arrays: dict[str, dict[Var, int]] = {"place": {}, "fixed": {}, "shared": {}}
-        """What is read of places and constants, by kind, with its numbers there."""
+        """The arrays that are read, scanned or constant, by kind, with their numbers in it."""
         self.matrices: dict[tuple[Var, bool], int] = {}
-        """Those of the products, and whether each is transposed, with their numbers."""
+        """The matrices of the matmuls, and whether each is transposed, with their numbers."""
         self._values = {carry: Value(Address("carry", index), measure_row(carry)) for index, carry in enumerate(carries)}
         self._places = places
         self._made: dict[tuple[object, ...], Value] = {}
@@ -69,7 +72,7 @@ class RowStep:
         self._values[variable] = value
 
     def read(self, atom: Atom, shape: Shape | None = None) -> Value:
-        """Return where an atom is read, as an operand of a result of this shape."""
+        """Find where an atom is read, as an operand for this shape."""
         wanted = get_shape(atom) if shape is None else shape
         if isinstance(atom, Literal):
             return self.read_number(float(np.asarray(atom.val).reshape(())))
@@ -94,7 +97,7 @@ class RowStep:
         return Matrix(index, get_shape(atom)[is_transposed])
 
     def make(self, operation: str, width: int, *operands: Value | Matrix) -> Value:
-        """Return the result of an instruction; what is made already is not made twice."""
+        """Add an instruction, unless the same one is there already."""
         key = operation, width, operands
         if key not in self._made:
             number = self._count_up(width)
@@ -103,7 +106,7 @@ class RowStep:
         return self._made[key]
 
     def join(self, parts: Sequence[tuple[Value, int]]) -> Value:
-        """Return values of these widths side by side."""
+        """Put values of these widths side by side."""
         number = self._count_up(sum(width for _, width in parts))
         offset = 0
         for value, width in parts:
@@ -124,7 +127,7 @@ class RowStep:
         return len(self.widths) - 1
 
     def _read_constant(self, atom: Var, wanted: Shape) -> Value:
-        """Return where a constant is read: a number, one row for all, or its own rows."""
+        """Find where a constant is read. It is a number, one row for all, or its own rows."""
         shape = get_shape(atom)
         if shape == ():
             return self._read_array("shared", atom)

@@ -1,4 +1,4 @@
-"""The rules of each platform: they say which equations are replaced."""
+"""The rules of each platform: which equations are replaced."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ DTYPES_BY_PRIMITIVE = {
 
 
 trace_observers: list[Callable[[str, ClosedJaxpr], None]] = []
-"""Called with the name of each function and its program as it was traced, before equations are replaced. An audit reads programs so."""
+"""Called with the name of each function and its jaxpr as it was traced, before equations are replaced. An audit reads jaxprs so."""
 
 
 def rewrite_function(
     function: Callable[P, T], platform: str, note_traced: Callable[[ClosedJaxpr], None] | None = None
 ) -> Callable[P, T]:
-    """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
+    """Rewrite `function` into the forms that XLA runs fast on `platform`. Under `jax.jit`, this costs no time at run time.
 
     The function is traced as it is and its equations are replaced afterwards, so it should be differentiated already:
-    `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients. `note_traced` is called with the
-    program as it was traced.
+    `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients. `note_traced` is called
+    with the jaxpr as it was traced.
 
     >>> total = rewrite_function(lambda x: x.sum(), "cpu")
     >>> float(jax.jit(total)(jax.numpy.ones(3)))
@@ -95,7 +95,7 @@ def rewrite_function(
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
         traced, out = trace_as_rewritten(function, platform)(*args, **kwargs)
         if any(isinstance(const, Tracer) for const in traced.consts):
-            # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
+            # An array from inside of the differentiated function is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
             traced, out = jax.make_jaxpr(functools.partial(function), return_shape=True)(*args, **kwargs)
         if note_traced is not None:
@@ -111,9 +111,10 @@ def rewrite_function(
 
 
 def trace_as_rewritten(function: Callable[P, T], platform: str) -> Callable[P, tuple[ClosedJaxpr, T]]:
-    """Return a function that traces `function` as `rewrite_function` does; it returns the program, and the result in shapes.
+    """Build a function that traces `function` as `rewrite_function` does. It gives the jaxpr, and the result in shapes.
 
-    JAX keeps the traces of jitted functions: one that is traced so, and then called in a program that is rewritten, is traced once.
+    JAX caches the traces of jitted functions: one that is traced so, and then called in a program that is rewritten, is traced
+    once.
     """
 
     @functools.wraps(function)
@@ -125,7 +126,10 @@ def trace_as_rewritten(function: Callable[P, T], platform: str) -> Callable[P, t
 
 
 def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Return the replacement of an equation; None if it has no rule, has a type without fast code on XLA:CPU, or is empty."""
+    """Find the replacement of an equation.
+
+    None if it has no rule, has a dtype without fast code on XLA:CPU, or is empty.
+    """
     name = eqn.primitive.name
     rule = rules.get(name)
     dtypes = DTYPES_BY_PRIMITIVE.get(name, DTYPES)
@@ -135,6 +139,6 @@ def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replace
 
 
 def find_loop_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Return the replacement of a loop; None if it has no rule."""
+    """Find the replacement of a loop, if it has a rule."""
     rule = rules.get(eqn.primitive.name)
     return rule(eqn, made_by) if rule else None

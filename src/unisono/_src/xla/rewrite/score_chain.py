@@ -1,6 +1,7 @@
-"""Reading attention: what a traced program does between the product of queries with keys and the product of weights with values.
+"""Match the equations of attention between its two matmuls.
 
-A score is scaled, gets a bias, and is replaced where a mask is false. Then comes the softmax over the keys; then some weights are dropped.
+The first multiplies queries with keys, the second weights with values. In between, a score is scaled, gets a bias, and is
+replaced where a mask is false. Then comes the softmax over the keys; then some weights are dropped.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from unisono._src.xla.rewrite.views import View, find_maker, read_constant, skip
 
 
 class NoAttentionError(Exception):
-    """Why a program is no attention that the kernel computes."""
+    """Why a jaxpr is no attention that the kernel computes."""
 
 
 class Mask(NamedTuple):
-    """An array of truths."""
+    """A boolean array."""
 
     view: View
     is_inverted: bool = False
@@ -30,7 +31,7 @@ class Scores(NamedTuple):
 
     product: JaxprEqn
     labels: View
-    """The names of the dimensions of the product."""
+    """The labels of the matmul's dimensions."""
     scale: float
     bias: View | None
     masks: list[Mask]
@@ -39,7 +40,7 @@ class Scores(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights, as the product with the values gets them."""
+    """The weights, as the matmul with the values gets them."""
 
     scores: View
     kept: list[Mask]
@@ -47,7 +48,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(view: View, key: int, made_by: Producers) -> Weights:
-    """Return what makes weights from scores, given the name of the dimension of keys."""
+    """Match the equations from scores to weights. `key` labels the dimension of keys."""
     kept: list[Mask] = []
     factor = 1.0
     while True:
@@ -71,7 +72,7 @@ def read_weights(view: View, key: int, made_by: Producers) -> Weights:
 
 
 def read_selection(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, View, float]:
-    """Return the mask of a selection between an array and a number, the array, and the number."""
+    """Match a selection between an array and a number."""
     if len(eqn.invars) != 3:
         raise NoAttentionError
     condition, if_false, if_true = eqn.invars
@@ -90,7 +91,7 @@ def read_mask(view: View, is_inverted: bool, made_by: Producers) -> Mask:
 
 
 def read_softmax(view: View, division: JaxprEqn, key: int, made_by: Producers) -> View:
-    """Return the scores of exp(score - largest) / sum."""
+    """Match `exp(score - largest) / sum`, and give the scores."""
     exponentials = skip_arrangement(view.rename(division.invars[0]), made_by)
     check_reduction(exponentials, skip_arrangement(view.rename(division.invars[1]), made_by), "reduce_sum", key, made_by)
     difference_view = exponentials.rename(expect_primitive(exponentials, "exp", made_by).invars[0])
@@ -114,7 +115,7 @@ def is_made_by(view: View, name: str, made_by: Producers) -> bool:
 
 
 def expect_primitive(view: View, name: str, made_by: Producers) -> JaxprEqn:
-    """Return the equation that made an array, if it is of this primitive."""
+    """The equation that made an array, which must be of this primitive."""
     eqn = find_maker(view, made_by)
     if eqn is None or eqn.primitive.name != name:
         raise NoAttentionError
@@ -122,7 +123,7 @@ def expect_primitive(view: View, name: str, made_by: Producers) -> JaxprEqn:
 
 
 def check_reduction(view: View, result: View, name: str, key: int, made_by: Producers) -> None:
-    """Raise `NoAttentionError` if `result` is not made from the array by reducing the dimension of keys alone."""
+    """Raise `NoAttentionError` unless `result` reduces `view` over the keys alone."""
     eqn = expect_primitive(result, name, made_by)
     (operand,) = eqn.invars
     left = iter(result.labels)
@@ -136,7 +137,7 @@ def check_reduction(view: View, result: View, name: str, key: int, made_by: Prod
 
 
 def read_scores(view: View, made_by: Producers) -> Scores:
-    """Return what makes scores from a product."""
+    """Match the equations from the first matmul to the scores."""
     scale = 1.0
     bias: View | None = None
     masks: list[Mask] = []
@@ -173,7 +174,7 @@ def read_scores(view: View, made_by: Producers) -> Scores:
 
 
 def read_masked(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, View, float, bool]:
-    """Return the mask, the score where it is true, and the number that it is replaced by otherwise, or that is added to it."""
+    """Match a masked score: mask, score, number, and whether it is added. Otherwise the number replaces the score."""
     try:
         return *read_selection(view, eqn, made_by), False
     except NoAttentionError:
@@ -189,7 +190,7 @@ def read_masked(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, Vi
 
 
 def read_added_bias(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[View, View]:
-    """Return the two operands of a sum: the one that comes from a product, and the bias."""
+    """Match the sum of a matmul and a bias."""
     for score, bias in (eqn.invars, eqn.invars[::-1]):
         if get_shape(score) == get_shape(eqn.outvars[0]) and leads_to_product(view.rename(score), made_by):
             return view.rename(score), skip_arrangement(view.rename(bias), made_by)
@@ -197,7 +198,7 @@ def read_added_bias(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[View
 
 
 def leads_to_product(view: View, made_by: Producers) -> bool:
-    """Return whether an array is a product, but for its scale."""
+    """Whether an array is a matmul, but for its scale."""
     while True:
         view = skip_arrangement(view, made_by)
         eqn = find_maker(view, made_by)
@@ -210,7 +211,10 @@ def leads_to_product(view: View, made_by: Producers) -> bool:
 
 
 def split_masks(masks: list[Mask], most: int, made_by: Producers) -> list[Mask]:
-    """Return masks that must all be true where these are, of as few elements as possible; raise `NoAttentionError` for too many."""
+    """Split masks into smaller ones that must all be true.
+
+    Masks that would be too many stay whole; `NoAttentionError` if these are too many.
+    """
     split = [part for mask in masks for part in split_mask(mask, made_by)]
     if len(split) <= most:
         return split
@@ -220,7 +224,7 @@ def split_masks(masks: list[Mask], most: int, made_by: Producers) -> list[Mask]:
 
 
 def split_mask(mask: Mask, made_by: Producers) -> list[Mask]:
-    """Return the masks that must all be true where this one is."""
+    """Split a mask into the masks of its conjunction."""
     view = skip_arrangement(mask.view, made_by)
     eqn = find_maker(view, made_by)
     if eqn is not None and eqn.primitive.name == "not":

@@ -1,4 +1,7 @@
-"""Arrays of a traced program seen through what only arranges their elements: transposes, broadcasts, dimensions of size 1."""
+"""See arrays of a jaxpr through transposes, broadcasts and reshapes.
+
+These only arrange elements, or add dimensions of size 1.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,27 @@ from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Producers
 
 Label: TypeAlias = int | None
-"""The name of a dimension; None for a dimension of size 1."""
+"""The label of a dimension; None for a dimension of size 1."""
 
 
 class View(NamedTuple):
-    """An array, and the names of its dimensions."""
+    """An array, and the labels of its dimensions."""
 
     atom: Atom
     labels: tuple[Label, ...]
 
     def rename(self, atom: Atom) -> View:
-        """Return another array of the same shape with the same names."""
+        """Label another array of the same shape the same way."""
         return View(atom, match_labels(self.labels, get_shape(self.atom), get_shape(atom)))
 
     @property
     def names(self) -> tuple[int, ...]:
-        """Return the names without dimensions of size 1."""
+        """The labels of the dimensions that are not of size 1."""
         return tuple(label for label in self.labels if label is not None)
 
 
 def name_dimensions(shape: Shape) -> tuple[Label, ...]:
-    """Return names for the dimensions of an array: their numbers.
+    """Label the dimensions of an array by their numbers.
 
     >>> name_dimensions((4, 1, 3))
     (0, None, 2)
@@ -42,7 +45,7 @@ def name_dimensions(shape: Shape) -> tuple[Label, ...]:
 
 
 def match_labels(labels: Sequence[Label], shape: Shape, other: Shape) -> tuple[Label, ...]:
-    """Return the names of an operand's dimensions, given those of a result: dimensions of size 1 have none."""
+    """Label an operand's dimensions as a result's. Dimensions of size 1 have no label."""
     if len(shape) != len(other):  # a number
         return (None,) * len(other)
     return tuple(None if size == 1 else label for label, size in zip(labels, other, strict=True))
@@ -53,7 +56,7 @@ def find_maker(view: View, made_by: Producers) -> JaxprEqn | None:
 
 
 def skip_arrangement(view: View, made_by: Producers) -> View:
-    """Return the array from which transposes, broadcasts and reshapes without other sizes have made this one."""
+    """Skip transposes, broadcasts and plain reshapes, back to their operand."""
     while (eqn := find_maker(view, made_by)) is not None:
         before = step_back(view, eqn)
         if before is None:
@@ -63,7 +66,7 @@ def skip_arrangement(view: View, made_by: Producers) -> View:
 
 
 def step_back(view: View, eqn: JaxprEqn) -> View | None:
-    """Return the operand of an equation that only arranges elements; None for another equation."""
+    """The operand of an equation that only arranges elements. None for another equation."""
     name = eqn.primitive.name
     if name not in ("transpose", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "copy_p"):
         return None
@@ -85,7 +88,7 @@ def step_back(view: View, eqn: JaxprEqn) -> View | None:
 
 
 def read_constant(atom: Atom, made_by: Producers) -> float | None:
-    """Return the number that all elements of an array are; None if it is not known from the program."""
+    """The number that all elements of an array are. None if the jaxpr does not say."""
     while not isinstance(atom, Literal):
         eqn = made_by.find(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "reshape", "convert_element_type"):
@@ -95,7 +98,7 @@ def read_constant(atom: Atom, made_by: Producers) -> float | None:
 
 
 def place_elements(shape: Shape) -> list[int]:
-    """Return how far the elements of an array lie from each other in each dimension.
+    """Compute the strides of an array, in elements.
 
     >>> place_elements((2, 3, 4))
     [12, 4, 1]

@@ -1,4 +1,7 @@
-"""The way of a convolution's kernel over its input: one number, or pair of numbers, for each dimension of space."""
+"""The window of a convolution's kernel over its input.
+
+Each field has one number, or pair of numbers, for each dimension of space.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ class Window:
 
     @classmethod
     def of(cls, params: Params) -> Window:
-        """Return the window of a convolution with these parameters."""
+        """The window of a convolution with these parameters."""
         padding = tuple((low, high) for low, high in params["padding"])
         return cls(tuple(params["window_strides"]), padding, tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"]))
 
     @property
     def params(self) -> Keywords:
-        """Return the window as arguments of `jax.lax.conv_general_dilated`."""
+        """The window as arguments of `jax.lax.conv_general_dilated`."""
         return {
             "window_strides": self.strides,
             "padding": self.padding,
@@ -36,24 +39,27 @@ class Window:
         }
 
     def results(self, space: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Return the output's size."""
+        """Compute the output's size."""
         sizes = zip(self.padded_size(space), kernel, self.strides, self.dilation, strict=True)
         return tuple((size - (taps - 1) * dilation - 1) // stride + 1 for size, taps, stride, dilation in sizes)
 
     def padded_size(self, space: Sequence[int]) -> tuple[int, ...]:
-        """Return the input's size with zeros between its elements and around it."""
+        """Compute the input's size with zeros between its elements and around it."""
         sizes = zip(space, self.padding, self.spread, strict=True)
         return tuple((size - 1) * spread + 1 + low + high for size, (low, high), spread in sizes)
 
     def swap_operands(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
-        """Return the window of the same convolution with operands swapped: the (reversed) kernel as input, the (reversed) input as kernel."""
+        """The window of the same convolution with its operands swapped.
+
+        The (reversed) kernel becomes the input, the (reversed) input the kernel.
+        """
         sizes = zip(space, kernel, self.padding, self.spread, self.dilation, strict=True)
         grown = [(size - 1) * spread - (taps - 1) * dilation for size, taps, _, spread, dilation in sizes]
         padding = tuple((low + more, high + more) for (low, high), more in zip(self.padding, grown, strict=True))
         return dataclasses.replace(self, padding=padding, spread=self.dilation, dilation=self.spread)
 
     def add_first_dimension(self) -> Window:
-        """Return the window over one more dimension, of size 1."""
+        """Add a first dimension, of size 1."""
         return Window((1, *self.strides), ((0, 0), *self.padding), (1, *self.spread), (1, *self.dilation))
 
     def drop_first_dimension(self) -> Window:
@@ -61,5 +67,5 @@ class Window:
 
 
 def is_larger(kernel: Sequence[int], space: Sequence[int]) -> bool:
-    """Return whether the kernel has more elements than the input: XLA then swaps the two."""
+    """Whether the kernel has more elements than the input. XLA then swaps the two."""
     return math.prod(kernel) > math.prod(space)
