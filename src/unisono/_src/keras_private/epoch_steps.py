@@ -179,4 +179,4 @@ class ReadBatches:
 
 
 class NoStep:
-    """Stands for batches when nothing is left to train on in an epoch."""
+    """Stands for batches when an epoch has no step left."""
