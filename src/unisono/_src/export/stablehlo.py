@@ -1,4 +1,4 @@
-"""The format "stablehlo": programs, weights and a record in one checkpoint, checked bit by bit when it is loaded."""
+"""The format "stablehlo": programs, weights and a record in one checkpoint. It is checked bit by bit when it is loaded."""
 
 from __future__ import annotations
 
