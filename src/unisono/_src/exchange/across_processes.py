@@ -1,4 +1,6 @@
-"""Sums over several processes: on the lead of each, and one program of collectives between the leads.
+"""Sums over several processes.
+
+Each process adds on its lead, and one program of collectives adds between the leads.
 
 Each process takes part in the collectives with a single device: collectives over several CPU devices of a process starve.
 """
