@@ -24,7 +24,7 @@ WORDS_OF_A_CHUNK = 1024
 MASK = (1 << 64) - 1
 
 NARROW = ("int2", "int4", "uint2", "uint4")
-"""Dtypes of less than a byte. Their numbers are digested as those of a byte."""
+"""Dtypes of less than a byte. Their numbers are digested as bytes."""
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def split_words(array: Array) -> tuple[Array, Array]:
 
 
 def digest_on_host(array: np.ndarray, first: int = 0) -> tuple[int, int]:
-    """Compute the two sums of an array of NumPy. Its words are those of a larger array, from `first` on."""
+    """Compute the two sums of an array of NumPy. It may be a part of a larger array, whose words it has from `first` on."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return call_digest_on_host(flat, first) or digest_by_numpy(flat, first)
 

@@ -37,7 +37,7 @@ def fingerprint(*objects: object) -> str:
         objects: What to digest, in this order.
 
     Returns:
-        32 hexadecimal digits; with "unpromised-" before them, where a model's strategy has `deterministic=False`, or where its steps are or
+        32 hexadecimal digits; with "unpromised-" before them, if a model's strategy has `deterministic=False`, or if its steps are or
         were not compiled (`run_eagerly=True`).
 
     Example:

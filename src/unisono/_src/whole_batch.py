@@ -1,8 +1,6 @@
 """A batch that is not cut into rows: one replica takes it.
 
 It has nodes of graphs beside a label for each graph, or a number for all rows.
-
-It has nodes of graphs beside a label for each graph, or a number for all rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`unisono audit`: a script on several placements, and where two runs part."""
+"""`unisono audit`: runs a script on several placements, and compares the bits."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def load_dataset(name: DatasetName) -> Images:
         return read_digits()
     try:
         (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # Keras raises a bare Exception where a download fails, and other errors where the file is broken
+    except Exception as error:  # Keras raises a bare Exception if a download fails, and other errors if the file is broken
         cache_folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise CommandError(
             f"the dataset {name!r} could not be loaded. keras.datasets.{name}.load_data() tried to download it, and failed:\n\n"

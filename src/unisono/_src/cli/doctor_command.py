@@ -15,7 +15,7 @@ def doctor(
 ) -> int:
     """Says what breaks the promise of the same bits on this machine.
 
-    It also says what this machine has, and what to write to mend what breaks the promise.
+    It also says what this machine has, and what to write to mend what breaks.
 
     A small net is trained on the placements that this machine can make, and the fingerprints are compared. Nothing is downloaded or
     changed. The exit code is 0 if nothing breaks the promise, 1 if something does, and 2 if something could not be looked at.

@@ -48,7 +48,7 @@ def connect_processes(
 ) -> Cluster:
     """Connect this process to the others, before JAX starts.
 
-    The arguments or an environment describe the cluster: `environments/precedence.py` has their order. Where none does, JAX looks for a
+    The arguments or an environment describe the cluster: `environments/precedence.py` has their order. If none does, JAX looks for a
     cluster (Kubernetes, TPU pods). If it finds none, this is a single process, and nothing is done. A `jax.distributed` that is initialized
     already is taken as it is. All processes must have come after `timeout` seconds.
     """

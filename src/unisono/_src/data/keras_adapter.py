@@ -2,7 +2,7 @@
 
 The inner adapter reads the source, the outer one decides order and position.
 
-Keras' loops use it like an adapter of Keras. It yields global batches on the host, read one batch ahead where the source can be
+Keras' loops use it like an adapter of Keras. It yields global batches on the host, read one batch ahead if the source can be
 read again from its start.
 """
 

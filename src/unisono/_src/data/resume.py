@@ -63,7 +63,7 @@ def resume_indexed(
         close_reader(items)
         raise
     if place.last == (pass_, number - 1):
-        return items
+        return items  # check_last has read the batch that was trained on last
     close_reader(items)
     skip(range(last_pass, pass_), left, begun=True)
     return begin(pass_, number)
@@ -83,7 +83,7 @@ SAME_ROWS = (
 
 
 def check_size(place: ResumePoint, size: Callable[[], Size]) -> None:
-    """Refuse data whose size has changed since the resume point. The size is that of the last pass."""
+    """Refuse data whose size has changed since the resume point. The size of the last pass is compared."""
     now = size() if place.last is not None else {}
     differences = [
         f"{place.size[what]} {what} then, {now[what]} now" for what in place.size if what in now and now[what] != place.size[what]

@@ -115,6 +115,7 @@ class SourceProgress:
         """Note that the loop takes no more batches of this pass. The next batch is the first of the next pass."""
         if self.position is not None and self.position[1]:
             pass_, number = self.position
+            # Passes in a row that were left after the same number of batches are one entry.
             extends_last = bool(self.left) and self.left[-1][1:] == (pass_, number)
             first = self.left.pop()[0] if extends_last else pass_
             self.left.append((first, pass_ + 1, number))

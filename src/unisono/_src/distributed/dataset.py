@@ -32,7 +32,7 @@ MOST_PLANS = 64
 class DistributedDataset:
     """Global batches, over which a program may loop any number of times.
 
-    `len()` is the number of batches, where the source knows it.
+    `len()` is the number of batches, if the source knows it.
     """
 
     def __init__(self, source: BatchSource, placement: Placement) -> None:
@@ -207,7 +207,7 @@ class DistributedIterator:
             self._dataset.send_shards(list_shards(self._ahead[0][1]))
         except StopIteration:
             return
-        except Exception as error:  # of the source; it is raised where its batch is asked for
+        except Exception as error:  # of the source; it is raised when its batch is asked for
             self._error = error
 
 

@@ -94,7 +94,7 @@ class ProcessSum:
         return typed_jax.map_tree(find_own_data, total), np.asarray(find_own_data(received))
 
     def _join(self, array: Array) -> Array:
-        """Join the processes' arrays, of which `array` is ours. Nothing is sent."""
+        """Join our `array` with those of the other processes. Nothing is sent."""
         shape = self._count * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, self._by_process, [array])
 
@@ -163,7 +163,7 @@ def sum_nodes(
     in_pairs = len(schedule) == 2 and len(own) == 1
     parts = 1 if in_pairs else len(schedule)
     bits = view_bits(words, dtype)
-    sent = jnp.broadcast_to(bits, (len(own), parts, len(bits)))
+    sent = jnp.broadcast_to(bits, (len(own), parts, len(bits)))  # each slice carries the words, since it goes to one device alone
 
     def sum_of_block(number: int | Array) -> tuple[Array, Array]:
         block = typed_jax.take_index(nodes, number, axis=1, keepdims=False).reshape(len(own), parts, -1)

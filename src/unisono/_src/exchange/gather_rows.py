@@ -64,6 +64,6 @@ class RowGatherer:
         return self([array], [[rows] + [0] * (self._mesh.size - 1)])[0]
 
     def _global(self, array: Array) -> Array:
-        """Join the processes' arrays, of which `array` is ours. Nothing is sent."""
+        """Join our `array` with those of the other processes. Nothing is sent."""
         shape = len(self._mesh.devices) * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, PartitionSpec("processes")), [array])

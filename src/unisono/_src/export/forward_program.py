@@ -136,8 +136,8 @@ class ForwardPass:
 
         They also do if a single row has results of another rank.
 
-        Where Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
-        batches. Where the code asks which of two numbers is larger, JAX raises.
+        If Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
+        batches. If the code asks which of two numbers is larger, JAX raises.
         """
         # Not every model takes a length of 64; a model that fails at every length is refused elsewhere.
         with contextlib.suppress(Exception):

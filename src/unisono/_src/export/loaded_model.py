@@ -55,7 +55,7 @@ class ExportContent:
 class LoadedModel(keras.Model):
     """A model that was exported, without the code of its layers.
 
-    It is evaluated and trained like any other model, by itself or as a layer. Its variables are those of the exported model, and its
+    It is evaluated and trained like any other model, by itself or as a layer. It has the variables of the exported model, and its
     random generators go on from their exported state. Frozen (`trainable = False`) it computes as in inference, in training too.
 
     Args:

@@ -27,7 +27,7 @@ class VariableDescription:
     """A variable without its value."""
 
     name: str
-    """The name, from where the variable is in the model."""
+    """The name, by the variable's path in the model."""
     shape: Sequence[int]
     dtype: str
     trainable: bool

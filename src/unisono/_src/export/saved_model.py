@@ -71,7 +71,7 @@ class SavedModel(keras.Model):
                 tuple((shape, np.dtype(tensor.dtype)) for shape, tensor in zip(shapes, tensors, strict=True))
             )
 
-        structure, of_two = find_for(2)
+        structure, of_two = find_for(2)  # a length that differs between two and three rows depends on their number
         of_three = find_for(3)[1]
         specs = [
             keras.KerasTensor([a if a == b else None for a, b in zip(two.shape, three.shape, strict=True)], str(two.dtype))

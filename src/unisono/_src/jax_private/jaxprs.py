@@ -12,7 +12,10 @@ from jax.interpreters import partial_eval
 
 
 def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
-    """List (file, line, function) of an equation's frames outside of JAX. They are those of its trace, the innermost first."""
+    """List (file, line, function) of an equation's frames outside of JAX.
+
+    These frames traced the equation; the innermost comes first.
+    """
     return [
         (frame.file_name, frame.start_line, frame.function_name)
         for frame in source_info_util.user_frames(eqn.source_info.traceback)

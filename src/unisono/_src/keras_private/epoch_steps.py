@@ -142,7 +142,7 @@ class EpochSteps:
             get_iterator = iterator._get_iterator
             object.__setattr__(iterator, "_get_iterator", get_batches_once)
         iterator._current_iterator = batches
-        iterator._steps_seen = read - first_step
+        iterator._steps_seen = read - first_step  # Keras counts the skipped steps, too: it has seen `read` batches behind them
         yield from ((begin, end, remaining) for begin, end, remaining in self._stock() if begin >= first_step)
 
     def _more_in_epoch(self, step: int) -> bool:

@@ -73,8 +73,8 @@ OLD_SETTINGS = ("lr", "decay")
 def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset()) -> list[str]:
     """List attributes of an optimizer that look like settings and do nothing.
 
-    Their name is that of an old setting, or nearly that of a setting. Inner optimizers count too. Other attributes that the class does not
-    know are the user's own notes.
+    They have the name of an old setting, or nearly the name of a setting. Inner optimizers count too. Other attributes that the class does
+    not know are the user's own notes.
     """
     known = list_known_names(type(optimizer))
     seen |= {id(optimizer)}

@@ -6,7 +6,7 @@ A frame is its length, the CRC-32 of its content, and the content: a letter for 
 
     B  a run begins or goes on: its facts, in JSON
     P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
-    E  the state before a step, where no step has made it: the first one, and where it was assigned or restored
+    E  the entry of a step: the state before it, if no step has made it. This is the first state, and one that was assigned or restored
     S  steps of one program
 """
 

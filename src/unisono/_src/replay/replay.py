@@ -100,7 +100,7 @@ def choose_program(program: tuple[str, ...], record: RunRecord) -> tuple[str, ..
 def compare_with_recorded(recorded: dict[int, RecordedStep], replayed: dict[int, RecordedStep]) -> RecordDifference | None:
     """Find the first difference of the replayed steps from the record. None if there is none.
 
-    A record may be of some steps alone, those of one `fit` of several.
+    A record may have only some of the steps, as of one `fit` of several.
     """
     for number in sorted(recorded.keys() & replayed.keys()):
         before = recorded.get(number - 1)

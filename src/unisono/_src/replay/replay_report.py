@@ -28,7 +28,7 @@ class ReplayReport:
     difference: RecordDifference | None
     """The first difference from the recorded run. None if all bits are the same."""
     facts: tuple[str, ...]
-    """If the bits differ: the facts that differ from those of the recorded run."""
+    """If the bits differ: the facts that are not the recorded run's."""
     seen: Json
     """What the inspector saw of the step."""
 

@@ -94,7 +94,7 @@ class Strategy(ReplicaStrategy):
         self._meet_others()
         super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
         self._runs = FunctionCache(self)
-        # Where JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
+        # If JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
         if has_jax_started() or not self.agreement.is_alone:
             self._start()
 

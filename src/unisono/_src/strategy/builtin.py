@@ -107,7 +107,7 @@ make_default_strategy = functools.cache(DefaultStrategy)
 def get_strategy() -> Strategy:
     """Find the current strategy.
 
-    It is the strategy whose step calls this code, else that of the scope around it, else the default strategy of one replica.
+    It is the strategy whose step calls this code, else the strategy of the scope around it, else the default strategy of one replica.
 
     Example:
         >>> get_strategy().num_replicas_in_sync

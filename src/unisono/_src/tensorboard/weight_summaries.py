@@ -32,7 +32,7 @@ def write_weights(model: keras.Model, file: EventFile, epoch: int, as_images: bo
 def compute_histogram(values: ArrayLike) -> np.ndarray:
     """Compute rows of (left edge, right edge, count).
 
-    They are those of `tf.summary.histogram`. Values that are not finite are left out.
+    `tf.summary.histogram` computes the same. Values that are not finite are left out.
     """
     values = np.asarray(values).astype("float64").ravel()
     values = values[np.isfinite(values)]
@@ -52,7 +52,7 @@ def compute_histogram(values: ArrayLike) -> np.ndarray:
 def encode_images(weight: ArrayLike) -> list[bytes] | None:
     """Encode weights as [width, height, PNG files].
 
-    `tf.summary.image` writes this form. None for weights of which Keras makes no image.
+    `tf.summary.image` writes this form. None for weights that Keras shows no image of.
     """
     stack = stack_images(np.squeeze(np.asarray(weight).astype("float32")))
     if stack is None:

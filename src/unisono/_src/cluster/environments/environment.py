@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unisono._src.cluster.description import Cluster, ClusterError
 
 PORT = "JAX_COORDINATOR_PORT"
-"""JAX's variable for the port of process 0, where an environment says the address alone."""
+"""JAX's variable for the port of process 0, for environments that give the address alone."""
 
 LONGEST = 120
 """Letters of a value that a message shows."""

@@ -95,7 +95,7 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
             ends = run_processes(settings, processes, restarted, screen, signals)
             screen.clear_bar()
             failure = find_first_failure(ends)
-            if failure is None:  # 75 where some have left as they were asked to
+            if failure is None:  # 75 if some have left as they were asked to
                 return max(end.code for end in ends)
             screen.write_line(sys.stderr, "\n".join([f"unisono launch: {failure}.", *failure.last_words]))
             if signals.requests_to_end or restarted == restarts:
@@ -141,7 +141,7 @@ class RunningWorkers:
     def __init__(
         self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PassedSignals
     ) -> None:
-        self._running = workers  # those that are taken out have ended: their numbers may soon be those of other processes
+        self._running = workers  # ended workers are taken out: their process ids may soon belong to other processes
         self._bound = bound
         self._selector = selector
         self._signals = signals

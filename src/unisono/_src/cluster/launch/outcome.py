@@ -42,7 +42,7 @@ class ProcessEnd:
             return 3
         if self.forced:
             return 2
-        return 1 if self.status == -signal.SIGABRT else 0  # what JAX does where its coordinator is gone
+        return 1 if self.status == -signal.SIGABRT else 0  # what JAX does if its coordinator is gone
 
     def __str__(self) -> str:
         if self.was_stopped:

@@ -89,7 +89,7 @@ class WorkerProcess:
 
     def _read(self, pipe: IO[bytes]) -> bool:
         """Read one chunk; whether more may follow."""
-        content = pipe.read(CHUNK)  # None where nothing has come yet, empty at the end
+        content = pipe.read(CHUNK)  # None if nothing has come yet, empty at the end
         if content:
             self._outputs[pipe].feed(content)
         elif content is not None and pipe in self._selector.get_map():

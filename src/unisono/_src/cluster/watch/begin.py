@@ -118,7 +118,7 @@ def tell_failure(watch: ProcessWatch, error: BaseException) -> None:
     verdict = watch.fail(error)
     run_briefly(lambda: watch.board.settle(verdict))
     wait_until(watch.others_are_done, watch.bound)
-    if watch.process == 0:  # it keeps the store: where it goes first, JAX aborts the others, with a page of its own words
+    if watch.process == 0:  # it keeps the store: if it goes first, JAX aborts the others, with a page of its own words
         wait_until(watch.others_are_gone, watch.bound * LAST_PART)
     disconnect(watch)
 

@@ -27,7 +27,7 @@ class Observation:
     silence: float
     """Seconds since that heartbeat."""
     seen: str | None
-    """The state that the kernel reports; None where the process runs on another machine."""
+    """The state that the kernel reports. None if the process runs on another machine."""
 
 
 def judge_processes(own: Heartbeat, others: list[Observation], bound: float, interval: float, stopped: float) -> Verdict | None:
