@@ -1,4 +1,4 @@
-"""The cluster of a process, and its description by the program. The rooms of `environments` describe it otherwise."""
+"""The cluster of a process, and its description by the program. The files of `environments` describe it otherwise."""
 
 from __future__ import annotations
 
