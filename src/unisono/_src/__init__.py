@@ -1,1 +1,1 @@
-"""Everything that is not public: rooms in floors, which `docs/architecture.md` draws."""
+"""Everything that is not public. `docs/architecture.md` draws its rooms and floors."""

@@ -1,6 +1,7 @@
-"""The devices of a process as one place for arrays: the same values on all of them, or a block on each.
+"""The devices of a process, and the arrays that lie on them.
 
-An array over several devices is one object for Python, so a call that runs on all of them has as few arguments as a call on one device.
+All devices have the same values of an array, or each has a block. An array over several devices is one object for Python, so a call that
+runs on all of them has as few arguments as a call on one device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AXIS = "devices"
 
 
 class DeviceMesh:
-    """Devices of this process, in order. Of one device, all its arrays are ordinary arrays on it."""
+    """Devices of this process, in order. The arrays of a single device are ordinary arrays on it."""
 
     def __init__(self, devices: tuple[jax.Device, ...]) -> None:
         self.devices = devices
@@ -41,11 +42,11 @@ class DeviceMesh:
         return device_put(tree, self.everywhere)
 
     def put_blocks(self, blocks: Sequence[np.ndarray]) -> Array:
-        """Send each device its block; return them as one array, joined at the first axis."""
+        """Send each device its block, as one array over the devices. The blocks are joined at the first axis."""
         return put_blocks(blocks, self.by_device, self.devices)
 
     def map_blocks(self, function: Callable[..., PyTree], cut: PyTree, cut_results: PyTree) -> Callable[..., PyTree]:
-        """Return a function of arrays over several devices, of which each calls `function` with its part.
+        """Make a function of arrays over several devices. Each device calls `function` with its part.
 
         `cut` and `cut_results` tell which arguments and results differ from device to device.
         """
@@ -54,24 +55,24 @@ class DeviceMesh:
         return jax.shard_map(function, mesh=self._mesh, in_specs=given, out_specs=returned, check_vma=False)
 
     def is_cut(self, leaf: object) -> bool:
-        """Return whether an array has a block on each of several devices."""
+        """Whether an array has a block on each of several devices."""
         return self.size > 1 and isinstance(leaf, jax.Array) and leaf.sharding == self.by_device
 
     def is_everywhere(self, leaf: object) -> bool:
-        """Return whether an array lies on all devices."""
+        """Whether an array lies on all devices."""
         return isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == self.everywhere
 
     def list_blocks(self, array: Array) -> Sequence[Array]:
-        """Return the part of an array that lies on each device."""
+        """List the parts of an array that lie on each device."""
         return [array] if self.size == 1 else list_blocks(array)
 
     def on_lead(self, arrays: list[Array]) -> list[Array]:
-        """Return arrays that lie on all devices as arrays of the lead, of the same memory."""
+        """Take the lead's copies of arrays, in the same memory. The arrays lie on all devices."""
         return arrays if self.size == 1 else take_first_copies(arrays)
 
 
 @functools.cache
 def get_mesh(devices: tuple[jax.Device, ...]) -> DeviceMesh:
-    """Return the mesh of these devices; one that is named twice counts once."""
+    """Get the mesh of these devices. A device that is named twice counts once."""
     unique = tuple(dict.fromkeys(devices))
     return DeviceMesh(unique) if unique == devices else get_mesh(unique)

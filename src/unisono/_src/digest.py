@@ -1,4 +1,4 @@
-"""Digests of arrays: two sums of words modulo 2^32, each word times a key of its place.
+"""Digests of arrays: two sums of words modulo 2^32. Each word is multiplied by a key of its place.
 
 Sums of whole numbers may be added in any order. So the digest of an array is the sum of the digests of its parts, whatever the parts are and
 whoever adds them up. The key of a place makes two words that change places seen. A word's halves have keys of their own, of 16 bits with a
@@ -24,15 +24,15 @@ WORDS_OF_A_CHUNK = 1024
 MASK = (1 << 64) - 1
 
 NARROW = ("int2", "int4", "uint2", "uint4")
-"""Dtypes of less than a byte, whose numbers are digested as those of a byte."""
+"""Dtypes of less than a byte. Their numbers are digested as bytes."""
 
 
 @functools.cache
 def make_keys() -> np.ndarray:
-    """Return the factors (lane, place in a chunk, half of a word), odd whole numbers of 16 bits with a sign.
+    """Make the keys (lane, place in a chunk, half of a word).
 
-    The four factors of a place are drawn anew where their determinant is a multiple of 2^16: where it is none, two words with the same two
-    products are the same word.
+    They are odd whole numbers of 16 bits with a sign. The four keys of a place are drawn anew while their determinant is a multiple of
+    2^16. With any other determinant, two words with the same two products are the same word.
     """
     keys = np.empty((LANES, WORDS_OF_A_CHUNK, 2), np.int16)
     state = 0
@@ -48,14 +48,14 @@ def make_keys() -> np.ndarray:
 
 
 def mix_state(bits: int) -> int:
-    """Return the number that SplitMix64 makes of a state."""
+    """Mix a state as SplitMix64 does."""
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & MASK
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & MASK
     return bits ^ bits >> 31
 
 
 def make_chunk_factors(chunks: int) -> np.ndarray:
-    """Return the odd factor of each chunk's sum in each lane."""
+    """Make the odd factor of each chunk's sum in each lane."""
     bits = 2 * np.arange(chunks, dtype=np.uint32)[:, None] + np.arange(LANES, dtype=np.uint32) + np.uint32(0x9E3779B9)
     bits = (bits ^ bits >> 16) * np.uint32(0x85EBCA6B)
     bits = (bits ^ bits >> 13) * np.uint32(0xC2B2AE35)
@@ -63,7 +63,7 @@ def make_chunk_factors(chunks: int) -> np.ndarray:
 
 
 def digest_in_program(array: AnyArray) -> Array:
-    """Return the two sums of an array, as a program of JAX computes them."""
+    """Compute the two sums of an array in a program of JAX."""
     low, high = split_words(jnp.asarray(array))
     chunks = -(-low.size // WORDS_OF_A_CHUNK)
     keys = make_keys().astype(np.int32)
@@ -79,7 +79,7 @@ def digest_in_program(array: AnyArray) -> Array:
 
 
 def split_words(array: Array) -> tuple[Array, Array]:
-    """Return the low and the high halves of an array's words, as numbers with a sign."""
+    """Split an array's words into low and high halves. The halves are numbers with a sign."""
     array = array.ravel()
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], -1).ravel()
@@ -95,13 +95,13 @@ def split_words(array: Array) -> tuple[Array, Array]:
 
 
 def digest_on_host(array: np.ndarray, first: int = 0) -> tuple[int, int]:
-    """Return the two sums of an array of NumPy, whose words are those from `first` on of a larger array."""
+    """Compute the two sums of an array of NumPy. It may be a part of a larger array, whose words it has from `first` on."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return call_digest_on_host(flat, first) or digest_by_numpy(flat, first)
 
 
 def digest_by_numpy(flat: np.ndarray, first: int) -> tuple[int, int]:
-    """Return the same sums without native kernels."""
+    """Compute the two sums without native kernels."""
     size = flat.dtype.itemsize
     halves = flat.view(np.int16).reshape(-1, 2) if size > 2 else np.zeros((flat.size, 2), np.int16)
     if size <= 2:
@@ -115,5 +115,5 @@ def digest_by_numpy(flat: np.ndarray, first: int) -> tuple[int, int]:
 
 
 def count_words(elements: int, itemsize: int) -> int:
-    """Return the number of words of elements of so many bytes each."""
+    """Count the words of elements of this size in bytes."""
     return elements * (itemsize // 4) if itemsize > 4 else elements

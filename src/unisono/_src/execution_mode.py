@@ -1,4 +1,4 @@
-"""The mode of this thread: inside of a trace, in which replicas cannot run, or in eager mode, in which nothing is compiled."""
+"""The mode of this thread. Inside of a trace replicas cannot run; in eager mode nothing is compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class RunsReplicasError(BaseException):  # not for `except Exception` around the line
-    """The function that is being traced calls `strategy.run`, or takes a batch of a distributed dataset."""
+    """The function that is being traced runs replicas. It calls `strategy.run`, or takes a batch of a distributed dataset."""
 
 
 class Mode(threading.local):
@@ -24,7 +24,7 @@ _mode = Mode()
 
 @contextlib.contextmanager
 def mark_tracing() -> Iterator[None]:
-    """Refuse to run replicas in the block: a function is being traced."""
+    """Refuse to run replicas in the block. A function is being traced."""
     _mode.trace_depth += 1
     try:
         yield
@@ -47,6 +47,6 @@ def is_eager() -> bool:
 
 
 def check_not_tracing() -> None:
-    """Refuse, inside of a trace, to run replicas, to read their results, or to give them batches."""
+    """Refuse to run replicas inside of a trace. Their results cannot be read there either, nor batches given to them."""
     if _mode.trace_depth:
         raise RunsReplicasError

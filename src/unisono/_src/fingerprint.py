@@ -1,4 +1,4 @@
-"""A digest of all bits that are promised to be the same on every placement."""
+"""A digest of all bits that every placement must have in common."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from unisono._src.ownership import find_bond
 from unisono._src.typing import AnyArray
 
 Content: TypeAlias = keras.Variable | AnyArray | np.generic | complex
-"""A part of an object: a variable, or an array or a number."""
+"""A part of an object: a variable, an array or a number."""
 
 UNPROMISED = "unpromised-"
-"""Put before the fingerprint of a model whose next run may have other bits."""
+"""The prefix of a model's fingerprint, if its next run may have other bits."""
 
 MODEL_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables")
 
 
 def fingerprint(*objects: object) -> str:
-    """Return a digest of the state of models, optimizers, metrics, layers, variables, and trees of arrays, numbers and texts.
+    """Compute a digest of the state of objects.
+
+    They are models, optimizers, metrics, layers, variables, and trees of arrays, numbers and texts.
 
     It covers positions, shapes, dtypes and bits, never names, which Keras numbers as it goes. A model stands for its
     weights, its random and moving state, and its optimizer. Two objects with one fingerprint hold the same bits.
@@ -35,7 +37,7 @@ def fingerprint(*objects: object) -> str:
         objects: What to digest, in this order.
 
     Returns:
-        32 hexadecimal digits; with "unpromised-" before them, where a model's strategy has `deterministic=False`, or where its steps are or
+        32 hexadecimal digits; with "unpromised-" before them, if a model's strategy has `deterministic=False`, or if its steps are or
         were not compiled (`run_eagerly=True`).
 
     Example:
@@ -53,7 +55,7 @@ def fingerprint(*objects: object) -> str:
 
 
 class FingerprintContents:
-    """The variables and arrays of a fingerprint, in their order."""
+    """The variables and arrays of a fingerprint, in order."""
 
     def __init__(self, objects: Sequence[object]) -> None:
         self._contents = [
@@ -67,7 +69,7 @@ class FingerprintContents:
         self._promised = all(bond is None or bond.has_promised_bits for bond in bonds)
 
     def digest(self, value_of: Callable[[Content], AnyArray | np.generic | complex]) -> str:
-        """Return the digest; `value_of` returns the value of a variable, or of an array."""
+        """Digest the contents. `value_of` gives the value of a variable, or of an array."""
         digest = hashlib.sha256()
         for position, index, kind, content in self._contents:
             array = np.asarray(value_of(content))
@@ -77,7 +79,7 @@ class FingerprintContents:
 
 
 def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
-    """Return (kind, variable or array) for all state of an object."""
+    """Yield (kind, variable or array) for all state of an object."""
     if isinstance(holder, keras.Model):
         variables = group_variables(holder)
         yield from ((group, variable) for group in MODEL_STATE for variable in variables[group])
@@ -103,12 +105,12 @@ def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
 
 
 def is_keras_object(leaf: object) -> bool:
-    """Return whether a leaf is a Keras object, and not a tree."""
+    """Whether a leaf is a Keras object, and not a tree."""
     return isinstance(leaf, (keras.Variable, keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
 
 
 def read_value(content: Content) -> AnyArray | np.generic | complex:
-    """Return the value of a variable, or an array as it is. Refuse a variable whose value Keras holds outside of it."""
+    """Read the value of a variable; an array is its own value. A variable whose value Keras holds outside of it is refused."""
     if not isinstance(content, keras.Variable):
         return content
     if not has_value(content):

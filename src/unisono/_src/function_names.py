@@ -1,4 +1,4 @@
-"""The name and the code of a user function, for messages and counts."""
+"""The name and the code of a user function, for messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def get_function_name(function: Callable[..., object]) -> str:
-    """Return the name of a function, or of the class of a callable object."""
+    """Get the name of a function, or of a callable's class."""
     if isinstance(function, functools.partial):
         return get_function_name(function.func)
     return getattr(function, "__name__", type(function).__name__)
 
 
 def get_parameter_name(function: Callable[..., object], position: int) -> str:
-    """Return the name that a function gives to an argument at this position.
+    """Get the name of a function's parameter at this position.
 
     >>> get_parameter_name(lambda x, y: x, 1), get_parameter_name(lambda *them: 1, 1)
     ('y', 'args[1]')
@@ -35,7 +35,10 @@ def get_parameter_name(function: Callable[..., object], position: int) -> str:
 
 
 def get_function_code(function: UserObject) -> types.CodeType | None:
-    """Return the code that a function, a partial, a wrapper or a callable object runs in the end; None for code that is not in Python."""
+    """Find the code that a callable runs in the end.
+
+    It may be a function, a partial, a wrapper or a callable object. None for code that is not in Python.
+    """
     while not isinstance(function, types.FunctionType):
         if isinstance(function, functools.partial):
             function = function.func

@@ -1,6 +1,6 @@
-"""Errors that leave a public call show the user's frames, and not ours, unless UNISONO_TRACEBACK=full.
+"""Errors of a public call without our frames.
 
-Keras and JAX hide their own frames in the same way.
+They show the user's frames, unless UNISONO_TRACEBACK=full. Keras and JAX hide their own frames in the same way.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ import types
 from collections.abc import Iterator
 
 SWITCH = "UNISONO_TRACEBACK"
-"""The environment variable that shows all frames where it is "full"."""
+"""The environment variable that shows all frames if it is "full"."""
 
 FULL = "full"
 OURS = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
 CALLED = ("jax", "keras", "contextlib")
-"""Packages through which we call users' code and our own: their frames are hidden where we have called them, unless the error is theirs."""
+"""Packages through which we call users' code and our own. Their frames are hidden there, unless the error is theirs."""
 
 RAISES = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 
 
 class PublicCall(threading.local):
-    """The context of a public call: `with PUBLIC_CALL:` in its outermost frame of ours.
+    """The context of a public call.
 
-    A context and not a decorator: a wrapper would be one more frame, by which warnings would name another line than the caller's, and would
-    take longer. Where public calls are nested, the outermost one hides the frames: what lies between reads them.
+    Our outermost frame writes `with PUBLIC_CALL:`. It is no decorator: a wrapper would be one more frame, by which warnings would name
+    another line than the caller's, and would take longer. If public calls are nested, the outermost one hides the frames: what lies between
+    reads them.
     """
 
     depth = 0
-    """How many public calls this thread is in."""
+    """The number of public calls that this thread is in."""
 
     def __enter__(self) -> None:
         self.depth += 1
@@ -48,13 +49,16 @@ PUBLIC_CALL = PublicCall()
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take our frames out of the traceback of an error, and out of those of the errors that it came from."""
+    """Take our frames out of an error's traceback. The errors that it came from lose them too."""
     for one in list_chain(error):
         one.__traceback__ = select_frames(one.__traceback__)
 
 
 def list_chain(error: BaseException) -> list[BaseException]:
-    """Return an error and all from which it came, by `from` or while another was handled, with the members of groups."""
+    """List an error and all errors that it came from.
+
+    They were raised by `from`, or while another one was handled. The members of groups count too.
+    """
     chain: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -66,10 +70,11 @@ def list_chain(error: BaseException) -> list[BaseException]:
 
 
 def select_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the frames of a traceback without ours, and without those of the libraries through which we have called what comes after them.
+    """Take our frames out of a traceback.
 
-    Where the error comes from a library, its frames stay. The innermost frame stays, too, if it is ours and does not raise the error by itself:
-    there a library that hides its own frames, or Unisono itself, has failed.
+    Frames of libraries through which we have called the following frames go too. If the error comes from a library, its frames stay. The
+    innermost frame stays, too, if it is ours and does not raise the error by itself: there a library that hides its own frames, or Unisono
+    itself, has failed.
     """
     entries = list(walk_entries(frames))
     kept: types.TracebackType | None = None
@@ -79,7 +84,7 @@ def select_frames(frames: types.TracebackType | None) -> types.TracebackType | N
 
 
 def select_entries(entries: list[types.TracebackType]) -> list[types.TracebackType]:
-    """Return the entries that stay, the innermost first."""
+    """Select the entries that stay, the innermost first."""
     kinds: list[str] = []
     for entry in entries:
         is_ours = entry.tb_frame.f_code.co_filename.startswith(OURS)
@@ -105,5 +110,5 @@ def walk_entries(frames: types.TracebackType | None) -> Iterator[types.Traceback
 
 
 def is_raised_in(entry: types.TracebackType) -> bool:
-    """Return whether the instruction of this frame is `raise`."""
+    """Whether the instruction of this frame is `raise`."""
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] in RAISES

@@ -1,4 +1,4 @@
-"""Traced programs with the functions that they call written out."""
+"""Traced programs with their calls inlined."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from unisono._src.typed_jax import make_jaxpr, optimization_barrier
 CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
 SOLVE = "custom_linear_solve"
-"""The primitive that calls one of four programs, which say how a linear system and its derivatives are solved."""
+"""The primitive of a linear system. It calls one of four programs, which solve the system and its derivatives."""
 
 SHORT = 16
-"""Equations of a short function at most."""
+"""The most equations of a short function."""
 
 Constants: TypeAlias = dict[core.Var, object]
 
 
 def inline_calls(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Return the program with the equations of each function that it calls in place of the call."""
+    """Inline all functions that a program calls."""
     constants: Constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     flat = write_out(program.jaxpr, lambda _: True, constants)
     return core.ClosedJaxpr(flat.replace(constvars=list(constants)), list(constants.values()))
 
 
 def inline_short_calls(program: core.Jaxpr) -> core.Jaxpr:
-    """Return the program with the equations of each short jitted function that it calls in place of the call."""
+    """Inline the short jitted functions that a program calls."""
 
     def is_short(call: core.JaxprEqn) -> bool:
         if call.primitive.name != "jit":
@@ -41,14 +41,14 @@ def inline_short_calls(program: core.Jaxpr) -> core.Jaxpr:
 
 
 def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], constants: Constants) -> core.Jaxpr:
-    """Return the program with the equations of some of the functions that it calls in place of the calls.
+    """Inline some of the functions that a program calls.
 
     The constants of these functions are added to `constants`.
     """
     equations: list[core.JaxprEqn] = []
 
     def add_equations(jaxpr: core.Jaxpr, names: dict[core.Var, Atom], call: core.JaxprEqn | None) -> list[Atom]:
-        """Add the equations of a function, and return its results. `names` holds its inputs, by what they are called outside of it."""
+        """Add the equations of a function; the result has its outputs. `names` maps its inputs to their names outside of it."""
 
         def find_outside(atom: Atom) -> Atom:
             return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
@@ -78,7 +78,10 @@ def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], 
 
 
 def find_called(equation: core.JaxprEqn, inputs: list[Atom]) -> tuple[core.Jaxpr | core.ClosedJaxpr | None, list[Atom]]:
-    """Return the program that an equation calls once, if it does, and its operands among those of the equation."""
+    """Find the program that an equation calls once, and its operands.
+
+    They are among the operands of the equation. None if it calls none.
+    """
     if equation.primitive.name in CALLS:
         return equation.params.get("jaxpr", equation.params.get("call_jaxpr")), inputs
     if equation.primitive.name == SOLVE:
@@ -89,7 +92,7 @@ def find_called(equation: core.JaxprEqn, inputs: list[Atom]) -> tuple[core.Jaxpr
 
 
 def keep_apart(operand: Atom, call: core.JaxprEqn, equations: list[core.JaxprEqn]) -> Atom:
-    """Return an operand behind a barrier: what `jax.checkpoint` computes again must not be taken from what was computed before."""
+    """Put an operand behind a barrier. What `jax.checkpoint` computes again must not be taken from what was computed before."""
     if isinstance(operand, core.Literal):
         return operand
     (barrier,) = make_jaxpr(optimization_barrier)(operand.aval).eqns

@@ -1,4 +1,7 @@
-"""Arrays of other libraries, as TensorFlow's and torch's tensors: found by what they can do, and read without importing the library."""
+"""Arrays of other libraries, such as TensorFlow's and torch's tensors.
+
+They are found by what they can do, and read without importing the library.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from unisono._src.typing import LibraryArray
 
 
 def has_values(thing: object) -> TypeGuard[LibraryArray]:
-    """Return whether this is an array of any library that NumPy can read; a Keras variable is none."""
+    """Whether this is an array that NumPy can read. It may be of any library. A Keras variable is none."""
     return (
         hasattr(thing, "shape")
         and hasattr(thing, "dtype")
@@ -22,5 +25,5 @@ def has_values(thing: object) -> TypeGuard[LibraryArray]:
 
 
 def read_values(array: LibraryArray) -> np.ndarray:
-    """Return the values of an array of any library, on the host."""
+    """Read the values of an array of any library, on the host."""
     return np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(cast(Any, array))

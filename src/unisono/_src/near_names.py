@@ -21,7 +21,9 @@ CUTOFF = 0.75
 
 
 def says_near_names(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a public function, method or `__init__`, so that its error about a misspelt argument says the near name.
+    """Let errors about misspelt arguments say the near name.
+
+    This wraps a public function, method or `__init__`.
 
     Do not wrap a function that a loop calls at each step: a wrapped call takes longer. Its warnings come from one frame further away.
     """
@@ -29,7 +31,7 @@ def says_near_names(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def refuses_by(refuse: RefuseCall) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator of calls: for arguments that do not fit, `refuse` raises in place of the usual error."""
+    """Make a decorator whose calls refuse by `refuse`. For arguments that do not fit, it raises in place of the usual error."""
 
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(call)
@@ -64,19 +66,19 @@ def refuse_misspelt(call: Callable[..., object], args: tuple[object, ...], kwarg
 
 
 def list_argument_names(call: Callable[..., object]) -> list[str]:
-    """Return the names of a call's arguments, without `self`."""
+    """List the names of a call's arguments, without `self`."""
     parameters = list(inspect.signature(call).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
     return [parameter.name for parameter in parameters[is_method:] if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
 def find_near_names(unknown: Iterable[str], names: Iterable[str], cutoff: float = CUTOFF) -> dict[str, str]:
-    """Return the right name for each name that is nearly right."""
+    """Find the right name for each name that is nearly right."""
     close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff) for name in unknown}
     return {name: matches[0] for name, matches in close_matches.items() if matches}
 
 
 def format_arguments(names: Iterable[str]) -> str:
-    """Return the names of arguments as text: `a=, b= and c=`."""
+    """Write the names of arguments as text: `a=, b= and c=`."""
     *most, last = (f"{name}=" for name in names)
     return f"{', '.join(most)} and {last}" if most else last

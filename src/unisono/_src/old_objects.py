@@ -1,4 +1,4 @@
-"""The garbage collector, kept from objects that were there before a trace."""
+"""A garbage collector that leaves old objects alone during a trace."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Atom: TypeAlias = core.Var | core.Literal
 
 
 def get_type(atom: Atom) -> ShapedArray:
-    """Return the shape and dtype of an operand. JAX types it as a class that has neither."""
+    """Get the shape and dtype of an operand. JAX types it as a class that has neither."""
     return cast(ShapedArray, atom.aval)
 
 
@@ -28,12 +28,12 @@ def get_dtype(atom: Atom) -> str:
 
 
 def list_variables(atoms: Iterable[Atom]) -> list[core.Var]:
-    """Return the operands that are no literals. Literals are in no set: they have no hash."""
+    """List the operands that are no literals. Literals are in no set: they have no hash."""
     return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
 def find_dependents(program: core.Jaxpr, sources: Iterable[Atom]) -> set[Atom]:
-    """Return the sources and all variables that are computed from them."""
+    """Find the sources, and all variables that are computed from them."""
     dependents = set(sources)
     for equation in program.eqns:
         if not dependents.isdisjoint(list_variables(equation.invars)):

@@ -1,4 +1,4 @@
-"""A strategy as the owner of the Keras objects that were made in its scope."""
+"""A strategy as the owner of Keras objects from its scope."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class WeakIdentitySet:
-    """A set of objects by weak references, which tells them apart by identity."""
+    """A set of objects by weak references. It tells objects apart by identity."""
 
     def __init__(self) -> None:
         self._members: dict[int, weakref.ref[Any]] = {}
@@ -58,37 +58,37 @@ class OwnedObjects(WeakIdentitySet):
 
     @property
     def optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """Return the optimizers, those of compiled models included."""
+        """The optimizers, including those of compiled models."""
         of_models = [getattr(model, "optimizer", None) for model in self.models]
         optimizers = [*self._find(keras.optimizers.Optimizer), *(optimizer for optimizer in of_models if optimizer is not None)]
         return list({id(optimizer): optimizer for optimizer in optimizers}.values())
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Return the metrics, those of compiled models included."""
+        """The metrics, including those of compiled models."""
         of_models = [metric for model in self.models for metric in list_all_metrics(model)]
         return list({id(metric): metric for metric in [*self._find(keras.metrics.Metric), *of_models]}.values())
 
     @property
     def variables(self) -> set[int]:
-        """Return the ids of all variables that were made, or that belong to an object that was made."""
+        """The ids of all variables of the scope. They were made there, or belong to an object that was made there."""
         holders = [*self._find(keras.Layer), *self.optimizers, *self.metrics]
         made = {id(variable) for variable in self._find(keras.Variable)}
         return made | {id(variable) for holder in holders for variable in holder.variables}
 
     @property
     def layer_variable_ids(self) -> set[int]:
-        """Return the ids of the layers' and metrics' variables."""
+        """The ids of the layers' and metrics' variables."""
         holders = [*self._find(keras.Layer), *self.metrics]
         return {id(variable) for holder in holders for variable in holder.variables}
 
     def _find(self, kind: type[T]) -> list[T]:
-        """Return the objects of a class."""
+        """Find the objects of a class."""
         return [made for made in self.list_members() if isinstance(made, kind)]
 
 
 class OwningStrategy:
-    """A strategy as rooms below the loop know it: R replicas on devices, and the owner of what is made in its scope."""
+    """A strategy as rooms below the loop know it. It has R replicas on devices, and owns what is made in its scope."""
 
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
@@ -100,27 +100,27 @@ class OwningStrategy:
 
     @property
     def placement(self) -> Placement:
-        """Return the placement of the replicas. Its first use looks the devices up, which starts JAX."""
+        """The placement of the replicas. Its first use looks the devices up, which starts JAX."""
         if self._placement is None:
             self._placement = self._choose_placement()
         return self._placement
 
     def _start(self) -> None:
-        """Look the devices up, unless that was done: they are refused where they do not fit the arguments."""
+        """Look the devices up, unless that was done. They are refused if they do not fit the arguments."""
         _ = self.placement
 
     def _choose_placement(self) -> Placement:
-        """Return the placement of the replicas on the devices that JAX has."""
+        """Place the replicas on the devices that JAX has."""
         raise NotImplementedError
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Return R, the number of logical replicas."""
+        """R, the number of logical replicas."""
         return self.placement.replicas
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices that run the replicas, in contiguous blocks."""
+        """The devices that run the replicas, in contiguous blocks."""
         return self.placement.devices
 
 
@@ -128,28 +128,31 @@ _strategies: weakref.WeakSet[OwningStrategy] = weakref.WeakSet()
 
 
 def find_strategy(created: object) -> OwningStrategy | None:
-    """Return the strategy in whose scope an object was made; None outside of every scope."""
+    """Find the strategy in whose scope an object was made. None outside of every scope."""
     return next((strategy for strategy in list(_strategies) if created in strategy.owned), None)
 
 
 class ModelBond(Protocol):
-    """The tie between a model and the strategy in whose scope the model was made, as rooms below `fit` know it."""
+    """The bond between a model and its strategy.
+
+    The model was made in the strategy's scope. Rooms below `fit` know this part of the bond.
+    """
 
     ran_eagerly: bool
     """Whether steps that were not compiled have changed the model."""
 
     @property
     def has_promised_bits(self) -> bool:
-        """Return whether every run of the program gives the model the same bits."""
+        """Whether every run of the program gives the model the same bits."""
         ...
 
 
 BOND = "_unisono"
-"""The attribute of a model of a scope."""
+"""The attribute for the bond, on a model that was made in a scope."""
 
 
 def find_bond(model: object) -> ModelBond | None:
-    """Return the bond of a model; None for a model from outside of every scope."""
+    """Find the bond of a model. None for a model from outside of every scope."""
     return vars(model).get(BOND)
 
 

@@ -1,4 +1,4 @@
-"""Trees of arrays as one vector for each dtype, and back: the form in which contributions are added and sent."""
+"""Trees of arrays as one vector for each dtype, and back. Contributions are added and sent in this form."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PackedTree = dict[str, Array]
 """A vector for each dtype, by the dtype's name."""
 
 LENGTH_MULTIPLE = 64
-"""Vectors are filled up with zeros to a multiple of this number of elements: CPUs add up rows of other lengths half as fast."""
+"""Vectors are filled up with zeros to a multiple of this number of elements. CPUs add up rows of other lengths half as fast."""
 
 
 def pack_tree(tree: PyTree) -> PackedTree:
-    """Return the leaves of each dtype, concatenated in the order of the tree."""
+    """Concatenate the leaves of each dtype, in the order of the tree."""
     leaves = jax.tree.leaves(tree)
     names = sorted({str(leaf.dtype) for leaf in leaves})
     vectors = {name: [jnp.ravel(leaf) for leaf in leaves if str(leaf.dtype) == name] for name in names}
@@ -28,7 +28,7 @@ def pack_tree(tree: PyTree) -> PackedTree:
 
 
 def unpack_tree(vectors: PackedTree, like: PyTree) -> PyTree:
-    """Return the tree that the vectors were made of; `like` has its structure, shapes and dtypes."""
+    """Rebuild the tree that the vectors were made of. `like` has its structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(like)
     offsets = dict.fromkeys(vectors, 0)
     arrays = []
@@ -41,7 +41,7 @@ def unpack_tree(vectors: PackedTree, like: PyTree) -> PyTree:
 
 
 def measure_vectors(like: PyTree) -> dict[str, int]:
-    """Return the length of the vector of each dtype, for a tree of these shapes."""
+    """Measure each dtype's vector, for a tree of these shapes."""
     lengths: dict[str, int] = {}
     for leaf in jax.tree.leaves(like):
         lengths[str(leaf.dtype)] = lengths.get(str(leaf.dtype), 0) + math.prod(leaf.shape)

@@ -1,4 +1,4 @@
-"""The placement of replicas: R logical replicas in contiguous blocks on D devices."""
+"""The placement of R logical replicas on D devices. Each device runs a contiguous block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def split_evenly(total: int, parts: int) -> tuple[range, ...]:
-    """Cut `range(total)` into contiguous ranges whose sizes differ by one at most, the larger ones first.
+    """Cut `range(total)` into contiguous ranges of nearly equal size.
+
+    Sizes differ by one at most, the larger ones first.
 
     >>> split_evenly(10, 4)
     (range(0, 3), range(3, 6), range(6, 8), range(8, 10))
@@ -28,20 +30,20 @@ class ProcessPlacement:
     number: int
     """The number of this process."""
     leads: tuple[jax.Device, ...]
-    """One device of each process, on which it exchanges with the others."""
+    """The lead of each process, on which it exchanges with the others."""
     counts: tuple[int, ...]
     """The number of devices of each process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """R logical replicas on the devices of this process and of other processes; the first device leads."""
+    """R logical replicas on the devices of all processes. The first device of this process leads."""
 
     replicas: int
     devices: tuple[jax.Device, ...]
     """The devices of this process."""
     processes: ProcessPlacement | None = None
-    """None where there is one process."""
+    """None if there is one process."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -54,28 +56,28 @@ class Placement:
             )
 
     def on_lead(self) -> Placement:
-        """Return the placement that runs all replicas of this process on its first device."""
+        """Place all replicas of this process on its first device."""
         return dataclasses.replace(self, devices=(self.lead,) * len(self.devices))
 
     @property
     def has_one_device_in_each_process(self) -> bool:
-        """Return whether there are several processes, of one device each."""
+        """Whether there are several processes, of one device each."""
         return self.processes is not None and set(self.processes.counts) == {1}
 
     @property
     def lead(self) -> jax.Device:
-        """Return the first device of this process, which has the newest state."""
+        """The first device of this process, which has the newest state."""
         return self.devices[0]
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Return the replicas of each device of this process."""
+        """The replicas of each device of this process."""
         before = sum(self._counts[: self.processes.number]) if self.processes else 0
         return split_evenly(self.replicas, sum(self._counts))[before : before + len(self.devices)]
 
     @property
     def of_processes(self) -> tuple[range, ...]:
-        """Return the replicas of each process."""
+        """The replicas of each process."""
         blocks = split_evenly(self.replicas, sum(self._counts))
         ends = itertools.accumulate(self._counts, initial=0)
         return tuple(range(blocks[start].start, blocks[end - 1].stop) for start, end in itertools.pairwise(ends))

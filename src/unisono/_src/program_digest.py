@@ -1,8 +1,8 @@
-"""Digests of traced programs: two programs have one digest if their results are computed alike from the same constants.
+"""Digests of traced programs.
 
-A result's digest is made of its equation and of the digests of what the equation reads, down to the inputs and constants. So the order of
-equations that do not depend on each other, their names, functions that are called in place of being written out, and what no result needs
-(`jax.debug.print`) make no other digest.
+Two programs have one digest if their results are computed alike from the same constants. A result's digest covers its equation and the
+digests of all that the equation reads, down to the inputs and constants. Nothing else changes a digest: neither the order of independent
+equations, nor their names, nor whether a function is called or inlined, nor what no result needs (`jax.debug.print`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from unisono._src.typing import UserObject
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, enum.Enum)
 
 UNSEEN = (jax.Device, jax.sharding.Sharding, jax.sharding.Mesh, jax.tree_util.PyTreeDef)
-"""What says where a program runs, or repeats what its types say."""
+"""Parameters that say where a program runs, or repeat what its types say."""
 
 
 def digest_program(program: ClosedJaxpr) -> int:
-    """Return a digest of 31 bits; it is not 0.
+    """Digest a program to 31 bits. The digest is not 0.
 
     >>> one, other = (jax.make_jaxpr(lambda x, factor=factor: x * factor)(1.0) for factor in (2.0, 3.0))
     >>> digest_program(one) == digest_program(other)
@@ -42,16 +42,19 @@ def digest_program(program: ClosedJaxpr) -> int:
 
 
 class ProgramDigester:
-    """Digests of programs that may hold the same programs inside."""
+    """Digests of programs that may share inner programs."""
 
     def __init__(self) -> None:
         self._inner: dict[int, tuple[UserObject, bytes]] = {}
-        """The digests of programs inside of equations, by their ids; and the programs, so that no other takes the id."""
+        """The digests of inner programs of equations, by id; and the programs themselves, so that no other one takes the id."""
         self.not_described: set[type] = set()
-        """Types of parameters of which only the name of the type counts."""
+        """Types of parameters that count only by the name of their type."""
 
     def digest_whole(self, program: ClosedJaxpr) -> bytes:
-        """Return the digest of a program as a function of its inputs: of its results, and of what it leaves in the references among them."""
+        """Digest a program as a function of its inputs.
+
+        The digest covers its results, and what it leaves in references among its inputs.
+        """
         variables = program.jaxpr.invars
         known = {variable: combine("input", str(number), describe_type(variable)) for number, variable in enumerate(variables)}
         results = self._digest_results(program, known)
@@ -60,7 +63,7 @@ class ProgramDigester:
         )
 
     def _digest_results(self, program: ClosedJaxpr, known: dict[Var, bytes]) -> list[bytes]:
-        """Return the digests of a program's results. `known` has those of its inputs, and gets those of its variables."""
+        """Digest a program's results. `known` has the digests of its inputs, and gets those of its variables."""
         constants = zip(program.jaxpr.constvars, program.consts, strict=True)
         known |= {variable: hash_constant(value) for variable, value in constants}
 
@@ -74,7 +77,7 @@ class ProgramDigester:
         return list(map(read, program.jaxpr.outvars))
 
     def _digest_equation(self, equation: JaxprEqn, operands: Sequence[bytes]) -> EquationDigests:
-        """Return the digests of an equation and of its results: of a call, those of the function that is called."""
+        """Digest an equation and its results. For a call, these are the digests of the function that is called."""
         name = equation.primitive.name
         called = equation.params.get("jaxpr", equation.params.get("call_jaxpr")) if name in CALLS else None
         if called is not None and not any(map(is_reference, equation.invars)):
@@ -88,7 +91,7 @@ class ProgramDigester:
         return EquationDigests(whole, [combine(whole, str(number), describe_type(output)) for number, output in outputs])
 
     def _describe(self, value: UserObject) -> str:
-        """Return what counts of a parameter, in a text without addresses. Of a function only its being there counts."""
+        """Describe what counts of a parameter, without addresses. Of a function only its being there counts."""
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
             if id(value) not in self._inner:
                 self._inner[id(value)] = value, self.digest_whole(close_program(value))
@@ -118,7 +121,7 @@ class EquationDigests(NamedTuple):
 
 
 def list_parts(value: UserObject) -> Mapping[str, UserObject] | None:
-    """Return what counts of an object; None if only its type does."""
+    """List what counts of an object. None if only its type does."""
     if isinstance(value, Primitive):
         return {"name": value.name}
     if isinstance(value, ShapedArray):
@@ -133,17 +136,17 @@ def list_parts(value: UserObject) -> Mapping[str, UserObject] | None:
 
 
 def describe_type(atom: Atom) -> str:
-    """Return the dtype and the shape of a value. Whether its type is weak has decided what was traced, and decides nothing more."""
+    """Describe a value's dtype and shape. A weak type has decided what was traced, and decides nothing more."""
     return f"{getattr(atom.aval, 'dtype', type(atom.aval).__name__)}{getattr(atom.aval, 'shape', '')}"
 
 
 def is_reference(atom: Atom) -> bool:
-    """Return whether a value is a reference to memory, which equations write."""
+    """Whether a value is a reference to memory, which equations write."""
     return hasattr(atom.aval, "inner_aval")
 
 
 def hash_constant(value: UserObject) -> bytes:
-    """Return the digest of an array, or of a number."""
+    """Digest an array or a number."""
     if isinstance(value, Tracer):
         return combine("traced", str(value.aval))
     dtype = str(value.dtype) if hasattr(value, "dtype") else ""
@@ -152,13 +155,13 @@ def hash_constant(value: UserObject) -> bytes:
 
 
 def replace_keys(value: UserObject) -> UserObject:
-    """Return the numbers of an array of random keys, and all else as it is."""
+    """Replace random keys by their numbers. All else stays as it is."""
     is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(value) if is_key else value
 
 
 def combine(*parts: str | bytes) -> bytes:
-    """Return a digest of parts, in their order."""
+    """Combine parts to a digest, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 def split_span(span: range) -> tuple[range, range]:
-    """Return the two spans whose sums are added to make the sum over `span`.
+    """Split a span into the two spans whose sums make its sum.
 
     >>> split_span(range(0, 6))
     (range(0, 4), range(4, 6))
@@ -23,7 +23,9 @@ def split_span(span: range) -> tuple[range, range]:
 
 
 def list_subtrees(block: range, span: range) -> list[range]:
-    """Return the largest spans of the reduction tree over `span` that lie inside `block`, left to right.
+    """List the largest spans of the tree that lie inside `block`.
+
+    They are spans of the reduction tree over `span`, left to right.
 
     >>> list_subtrees(range(3, 6), range(0, 8))
     [range(3, 4), range(4, 6)]
@@ -42,7 +44,9 @@ def sum_tree(
     value: Callable[[range], Value | None],
     add: Callable[[Value, Value], Value],
 ) -> Value | None:
-    """Return the sum over `span`, made of the values of the known spans, which are read from left to right.
+    """Sum over `span` from the values of the known spans.
+
+    They are read from left to right.
 
     None is the value of a replica without rows: nothing is added for it, not even a zero.
     """

@@ -1,16 +1,16 @@
-"""The number of training steps that this run has begun, over all processes that went on from one checkpoint to the next."""
+"""The number of training steps that this run has begun. It goes on over processes that resume from each other's checkpoints."""
 
 from __future__ import annotations
 
 
 class StepCount:
-    """A count of steps. Checkpoints keep it, so that a step has one number in a run that is interrupted and resumed."""
+    """A count of steps, which checkpoints keep. A step has one number so, in a run that is interrupted and resumed."""
 
     def __init__(self) -> None:
         self.steps = 0
 
     def add(self, steps: int) -> int:
-        """Count steps; return the number of the first of them."""
+        """Count steps. The result is the number of the first of them."""
         first = self.steps
         self.steps += steps
         return first
@@ -20,5 +20,5 @@ _count = StepCount()
 
 
 def get_step_count() -> StepCount:
-    """Return the count of this process."""
+    """Get the count of this process."""
     return _count

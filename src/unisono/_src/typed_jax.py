@@ -1,5 +1,7 @@
-"""Functions of JAX, by types that say what they take and return. JAX 0.10 has no annotations for some of them, and calls what others take a
-function of anything, so that a checker knows nothing of their results, nor of the arguments of a lambda.
+"""Functions of JAX with types for what they take and return.
+
+JAX 0.10 has no annotations for some of them, and types function arguments of others as anything. A checker then knows nothing of their
+results, nor of the arguments of a lambda.
 """
 
 from __future__ import annotations
@@ -105,5 +107,5 @@ settings = cast("Settings", jax.config)
 
 
 def is_ready(array: Array) -> bool:
-    """Return whether a device has computed an array."""
+    """Whether a device has computed an array."""
     return bool(array.is_ready())  # pyright: ignore[reportAttributeAccessIssue]  # JAX documents it, and leaves it out of the class

@@ -1,4 +1,7 @@
-"""Names for the types of what is passed around: arrays, trees of arrays, shapes, states of a step, batches. And what tells them apart."""
+"""Names for the types of what is passed around.
+
+Arrays, trees of arrays, shapes, states of a step, batches. And what tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +31,28 @@ Values: TypeAlias = list[Any]
 """Arrays, one for each of a list of variables."""
 
 Logs: TypeAlias = dict[str, Any]
-"""What a step says: numbers by their names, nested where a model nests them."""
+"""The numbers of a step by their names, nested as a model nests them."""
 
 Outputs: TypeAlias = PyTree
-"""What a model or a function of the user's returns."""
+"""The outputs of a model or of a user's function."""
 
 UserBatch: TypeAlias = PyTree
-"""What a source of data yields: arrays with a row for each example, alone or in a structure."""
+"""A batch of a data source: arrays with a row for each example, alone or in a structure."""
 
 UserObject: TypeAlias = Any
-"""Whatever the user gives, before it is known what it is."""
+"""An argument of the user's, before its type is known."""
 
 UserFunction: TypeAlias = Callable[..., Any]
 """A function of the user's."""
 
 KerasObject: TypeAlias = Any
-"""An object that Keras makes and publishes no type of: a data adapter, a compiled loss, a tracker."""
+"""An object of Keras without a public type: a data adapter, a compiled loss, a tracker."""
 
 Json: TypeAlias = Any
-"""What JSON can hold."""
+"""A value that JSON can hold."""
 
 Config: TypeAlias = Mapping[str, Any]
-"""What a Keras object says of its configuration."""
+"""The configuration of a Keras object."""
 
 Arguments: TypeAlias = tuple[Any, ...]
 """Positional arguments that are handed on as they are."""
@@ -71,12 +74,12 @@ class LibraryArray(Protocol):
 
 
 def is_plain_array(thing: object) -> TypeGuard[AnyArray]:
-    """Return whether this is an array of JAX or of NumPy."""
+    """Whether this is an array of JAX or of NumPy."""
     return isinstance(thing, jax.Array | np.ndarray)
 
 
 def is_traced(thing: object) -> TypeGuard[Array]:
-    """Return whether this is an array of a trace."""
+    """Whether this is an array of a trace."""
     return isinstance(thing, Tracer)
 
 

@@ -1,4 +1,7 @@
-"""The version of Unisono, those of the libraries on which the bits depend, and the versions of these with which Unisono works."""
+"""The versions of Unisono and of its libraries.
+
+Bits depend on these libraries; each has the versions with which Unisono works.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ VERSION = "0.1.0"
 
 
 class ReleaseWindow(NamedTuple):
-    """The releases of a library with which Unisono works: it uses private parts of the library, which change without notice."""
+    """The releases of a library with which Unisono works.
+
+    Unisono uses private parts of the library, which change without notice.
+    """
 
     package: str
     oldest: str
@@ -23,11 +29,11 @@ class ReleaseWindow(NamedTuple):
 
     @property
     def requirement(self) -> str:
-        """Return the window as pyproject.toml and pip write it."""
+        """The window as pyproject.toml and pip write it."""
         return f"{self.package}>={self.oldest},<{self.end}"
 
     def check(self, version: str) -> None:
-        """Refuse a release outside of the window, and warn of one inside that was not tried."""
+        """Refuse a release outside of the window. A release inside that was not tried is warned of."""
         if not read_numbers(self.oldest) <= read_numbers(version) < read_numbers(self.end):
             raise ImportError(
                 f"Unisono works with {self.requirement}, and this is {self.package} {version}. Unisono uses private parts of {self.package}, "
@@ -48,7 +54,7 @@ WINDOWS = (
 
 
 def read_numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, which order the releases."""
+    """Read the first three numbers of a version. They order the releases."""
     numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
     return (*numbers, 0, 0)[:3]
 
@@ -61,7 +67,7 @@ def check_versions() -> None:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the versions, by the names of the packages."""
+    """List the versions, by the names of the packages."""
     import jax
     import jaxlib.version
     import keras

@@ -1,4 +1,7 @@
-"""A batch that cannot be cut into rows: nodes of graphs beside a label for each graph, or a number for all rows. One replica takes it whole."""
+"""A batch that is not cut into rows: one replica takes it.
+
+It has nodes of graphs beside a label for each graph, or a number for all rows.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from unisono._src.typing import PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WholeBatch:
-    """A batch as one row: each of its arrays has an axis of length 1 in front."""
+    """A batch as one row. Each of its arrays has an axis of length 1 in front."""
 
     batch: PyTree
 
 
 def unwrap_batch(batch: PyTree) -> PyTree:
-    """Return a batch as the user's code takes it: without the axis of one row, if it is whole."""
+    """Take the axis of one row off a whole batch. Any other batch stays as it is."""
     return jax.tree.map(lambda array: array[0], batch.batch) if isinstance(batch, WholeBatch) else batch

@@ -1,4 +1,4 @@
-"""The command `unisono`: one file a subcommand, each thin and over the public API."""
+"""The command `unisono`: one thin file a subcommand, over the public API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ DESCRIPTION = """Trains Keras models on JAX with the same bits on every placemen
 unisono COMMAND --help describes a subcommand; unisono --version prints the version."""
 
 FLAGS = {"launch": launch_command.FLAGS, "audit": audit_command.FLAGS, "replay": replay_command.FLAGS}
-"""For the subcommands that run a program, whose own options are not read here: their options without a value."""
+"""The options without a value of the subcommands that run a program. The program's own options are not read here."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the subcommand that `args`, by default the command line, names, and exit with its code.
+    """Run the subcommand that `args` names, and exit with its code.
+
+    By default `args` is the command line.
 
     Args:
         args: The words after `unisono`.

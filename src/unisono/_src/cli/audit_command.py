@@ -1,4 +1,4 @@
-"""`unisono audit`: a script on several placements, and where two runs part."""
+"""`unisono audit`: runs a script on several placements, and compares the bits."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def audit(
     keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY", help_behavior_hint="(default: none is kept)")] = None,
     limit: float = 1800.0,
 ) -> int:
-    """Runs a training script on several placements and says whether all have the same bits, or where two runs part and why.
+    """Runs a training script on several placements, and compares the bits.
+
+    If two runs part, it says where and why.
 
     For example: unisono audit --steps 50 train.py --epochs 10
 
     Options of the audit stand before the script, and options of the script after it. All runs have the R of the script as it is written.
-    The exit code is 0 where the runs are equal, 1 where they differ, and 2 where they cannot be compared.
+    The exit code is 0 if the runs are equal, 1 if they differ, and 2 if they cannot be compared.
 
     Args:
         program: A script and its arguments, or -m, a module and its arguments.
@@ -66,7 +68,7 @@ def audit(
 
 
 def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport:
-    """Return the report of an audit, whose records are written to `keep`, or else to a directory that is removed."""
+    """Run an audit. Its records are written to `keep`, or else to a directory that is removed."""
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
         # These import JAX, which takes seconds: wrong words are refused before.
@@ -80,7 +82,7 @@ def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport
 
 
 def write_report(report: AuditReport, json_file: pathlib.Path | None, html: pathlib.Path | None) -> None:
-    """Write the report into the files that are asked for, and print the table, or the JSON where its file is "-"."""
+    """Write the report's files, and print the table. If the JSON's file is "-", the JSON is printed in place of the table."""
     from unisono._src.audit.html_report import render_report
     from unisono._src.audit.html_source import read_sources
     from unisono._src.audit.text_report import format_report
@@ -91,7 +93,7 @@ def write_report(report: AuditReport, json_file: pathlib.Path | None, html: path
 
 
 def read_counts(option: str, text: str) -> tuple[int, ...]:
-    """Return the numbers of an option, which stand with commas between them."""
+    """Read the numbers of an option, with commas between them."""
     words = text.split(",") if text else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise CommandError(f"--{option} takes whole numbers with commas between them, as in 1,2,8; received {text!r}.")
@@ -109,7 +111,7 @@ def check_script_words(words: tuple[str, ...]) -> None:
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:
-    """Make the directory of the records; refuse one that is there, whose records would be mixed with these."""
+    """Make the directory of the records. One that is there is refused: its records would be mixed with these."""
     try:
         path.mkdir(parents=True)
     except FileExistsError as error:

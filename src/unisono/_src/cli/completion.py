@@ -1,4 +1,4 @@
-"""`unisono completion`: a script by which a shell completes the words of the command."""
+"""`unisono completion`: a script that completes the command in a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tyro
 
 
 def make_completion(app: tyro.extras.SubcommandApp) -> Callable[..., None]:
-    """Return the subcommand that prints the completion of an app."""
+    """Make the subcommand that prints the completion of an app."""
 
     def completion(
         shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional, tyro.conf.arg(help_behavior_hint="(required)")],

@@ -1,4 +1,4 @@
-"""Small images with labels to train on: bundled with scikit-learn, or downloaded by Keras."""
+"""Small images with labels to train on. scikit-learn comes with them, or Keras downloads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DatasetName = Literal["digits", "mnist", "fashion_mnist", "cifar10"]
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images as float32 in [0, 1] of shape (rows, height, width, channels), and their classes 0 to 9."""
+    """Images in [0, 1], and their classes 0 to 9. They are float32 of shape (rows, height, width, channels)."""
 
     title: str
     x_train: np.ndarray
@@ -33,7 +33,7 @@ def load_dataset(name: DatasetName) -> Images:
         return read_digits()
     try:
         (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # Keras raises a bare Exception where a download fails, and other errors where the file is broken
+    except Exception as error:  # Keras raises a bare Exception if a download fails, and other errors if the file is broken
         cache_folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
         raise CommandError(
             f"the dataset {name!r} could not be loaded. keras.datasets.{name}.load_data() tried to download it, and failed:\n\n"

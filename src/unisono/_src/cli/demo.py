@@ -54,10 +54,10 @@ def demo(
     seed: int = 0,
     out: Path = Path("out"),
 ) -> int:
-    """Trains a small conv net on several devices and on one, and compares the bits.
+    """Trains a small conv net on two placements, and compares the bits.
 
-    The same model, data, seed and number of replicas give the same fingerprint on every placement. The learning curves and the
-    model are written to a folder. The exit code is 1 if the fingerprints differ.
+    The placements are several devices, and one device. The same model, data, seed and number of replicas give the same fingerprint on every
+    placement. The learning curves and the model are written to a folder. The exit code is 1 if the fingerprints differ.
 
     Args:
         dataset: The images to train on. The digits come with scikit-learn; Keras downloads the others.
@@ -91,15 +91,17 @@ def demo(
 
 
 def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
-    """Return a strategy for all devices of this machine and a strategy for a single device. Where JAX finds no GPU or TPU, it makes CPU
-    devices, whose number must be set before anything starts JAX."""
+    """Make strategies for all devices of this machine and for one.
+
+    If JAX finds no GPU or TPU, it makes CPU devices. Their number must be set before anything starts JAX.
+    """
     runtime.make_cpu_devices(count_cpu_devices(runtime.count_cores(), replicas))
     one = un.OneDeviceStrategy(replicas=replicas)
     return un.MirroredStrategy(devices=jax.devices()[:replicas], replicas=replicas), one
 
 
 def count_cpu_devices(cores: int, replicas: int) -> int:
-    """Return one device for each core, since more of them only share the cores; two at least, so that there are bits to compare."""
+    """Count one device for each core, but at least two. More devices only share the cores; two are needed to compare bits."""
     return min(max(cores, 2), MOST_CPU_DEVICES, replicas)
 
 
@@ -138,7 +140,7 @@ def make_conv_net(shape: Shape) -> keras.Model:
 
 
 def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
-    """Print the results, and return the exit code: 0 where all fingerprints are equal, 1 where not."""
+    """Print the results. The exit code is 0 if all fingerprints are equal, else 1."""
     equal = len({run.fingerprint for run in runs}) == 1
     print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'compiling':>9}  {'a step':>9}  fingerprint")
     for run in runs:
@@ -159,7 +161,7 @@ def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
 
 
 def draw_curves(file: Path, title: str, runs: list[DemoRun]) -> None:
-    """Write loss and accuracy over the epochs of each run as a PNG."""
+    """Draw loss and accuracy over the epochs of each run. The picture is a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter

@@ -1,4 +1,4 @@
-"""`unisono doctor`: what this machine has, what breaks the promise of the same bits on it, and a self-test."""
+"""`unisono doctor`: an examination of this machine, with a self-test."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def doctor(
     self_test: bool = True,
     versions: bool = False,
 ) -> int:
-    """Says what this machine has, what breaks the promise of the same bits on it, and what to write to mend that.
+    """Says what breaks the promise of the same bits on this machine.
 
-    A small net is trained on the placements that this machine can make, and the fingerprints are compared. Nothing is downloaded
-    or changed. The exit code is 0 where nothing breaks the promise, 1 where something does, and 2 where something could not be
-    looked at.
+    It also says what this machine has, and what to write to mend what breaks.
+
+    A small net is trained on the placements that this machine can make, and the fingerprints are compared. Nothing is downloaded or
+    changed. The exit code is 0 if nothing breaks the promise, 1 if something does, and 2 if something could not be looked at.
 
     For several processes: unisono launch --processes 2 -m unisono doctor
 

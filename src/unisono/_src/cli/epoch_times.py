@@ -1,4 +1,4 @@
-"""How long compiling took in a training, and how long a step takes."""
+"""The time of compiling in a training, and of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono._src.typing import Logs
 
 
 class EpochTimes(keras.callbacks.Callback):
-    """Notes how long each epoch of a `fit` takes, with its validation and without.
+    """Times each epoch of a `fit`, with its validation and without.
 
     The first epoch compiles every program, those of a smaller last batch and of the validation too. So what it takes longer than a
     later one is what compiling takes. It has no method for batches, since those would let `fit` call each step by itself.
@@ -43,10 +43,10 @@ class EpochTimes(keras.callbacks.Callback):
 
     @property
     def compiling(self) -> float | None:
-        """Seconds that the first epoch took longer than a later one; None for a single epoch."""
+        """Seconds that compiling took; None for a single epoch. The first epoch took so much longer than a later one."""
         return max(0.0, self.epochs[0] - statistics.median(self.epochs[1:])) if len(self.epochs) > 1 else None
 
     @property
     def step(self) -> float | None:
-        """Seconds of a step of a later epoch; None for a single epoch."""
+        """Seconds of a step in later epochs; None for a single epoch."""
         return statistics.median(self.trainings[1:]) / self._steps if len(self.epochs) > 1 else None

@@ -1,4 +1,4 @@
-"""The error of a subcommand that cannot do what it was asked for."""
+"""The error of a subcommand that cannot do its work."""
 
 from __future__ import annotations
 

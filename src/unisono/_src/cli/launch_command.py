@@ -41,10 +41,10 @@ def launch(
     Args:
         program: A script and its arguments, or -m, a module and its arguments.
         processes: The number of processes.
-        devices_per_process: GPUs of each process, or CPU devices where there is no GPU.
+        devices_per_process: GPUs of each process, or CPU devices if there is no GPU.
         restarts: How often the program is started again after a failure. It resumes from its last checkpoint.
         min_processes: After a failure, continue with the processes that are left, if they are at least this many.
-        cpu: Run on CPU, also where there are GPUs.
+        cpu: Run on CPU, even if there are GPUs.
         bound: Seconds within which a lost process is noticed and the others end.
     """
     check_counts(processes=processes, devices_per_process=devices_per_process, min_processes=min_processes)

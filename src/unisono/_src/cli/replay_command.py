@@ -1,4 +1,4 @@
-"""`unisono replay`: the state before a step of a recorded run is rebuilt, and the step is looked into."""
+"""`unisono replay`: rebuilds the state before a recorded step, and inspects it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def replay(
     ] = None,
     interactive: bool = False,
 ) -> int:
-    """Runs a recorded training again up to one step, proves that all bits are those of the record, and shows what the step computes.
+    """Runs a recorded training again up to one step, and shows it.
+
+    All bits must be those of the record. The step is shown by replica: rows, loss, norms of gradients, and the first value that is not
+    finite.
 
     For example: unisono replay train.py --run run --step 1200
 
     The training goes on from the last checkpoint before the step that the script finds. One device is enough, however many the recorded run
-    had. The step is shown by replica: rows, loss, norms of gradients, and the first value that is not finite. The exit code is 0 where all
-    bits are equal, 1 where not, and 2 where the step cannot be replayed.
+    had. The exit code is 0 if all bits are equal, 1 if not, and 2 if the step cannot be replayed.
 
     Args:
         program: The script of the recorded run, or -m and a module. Its arguments are those of the recorded run; others follow after --.
@@ -64,7 +66,7 @@ def replay(
 
 
 def move_script_last(words: Sequence[str]) -> list[str]:
-    """Return the words with the options first: the script may come first, with its arguments behind "--"."""
+    """Move the script behind the options. It may come first, with its arguments behind "--"."""
     if not words or words[0].startswith("-"):
         return list(words)
     end = words.index("--") if "--" in words else len(words)

@@ -1,4 +1,4 @@
-"""The output of subcommands that compare runs: a table or JSON, and an exit code."""
+"""The output of subcommands that compare runs. A table or JSON, and an exit code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:  # imports JAX, for which no subcommand waits before it starts
 
 EQUAL = 0
 DIFFERENT = 1
-"""Exit codes, as those of `diff`: 2 says that there was trouble."""
+"""Exit codes like those of `diff`: 2 says that there was trouble."""
 
 
 def output_report(table: str, content: Json, json_file: pathlib.Path | None) -> None:
-    """Print the table, and write the JSON into its file; where this is "-", print the JSON in place of the table."""
+    """Print the table, and write the JSON into its file. If the file is "-", the JSON is printed in place of the table."""
     text = json.dumps(content, indent=2)
     if json_file is not None and str(json_file) != "-":
         json_file.write_text(text + "\n", encoding="utf-8")

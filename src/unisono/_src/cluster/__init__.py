@@ -1,2 +1,1 @@
-"""Several processes: the description of a cluster, the launcher of a program in several processes on this machine, and the watch that
-names a lost process."""
+"""A training in several processes. How a process finds the others, `unisono launch`, and the watch that names a lost process."""

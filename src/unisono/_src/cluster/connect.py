@@ -1,4 +1,7 @@
-"""The connection with the other processes through `jax.distributed`, unless the program has made it."""
+"""The connection to the other processes through `jax.distributed`.
+
+A program that has initialized `jax.distributed` itself keeps its connection.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from unisono._src.processes import names
 
 ALONE = Cluster(None, 1, 0, "nobody")
 HEARTBEATS = 4
-"""The bounds for which JAX waits before it aborts a process that misses another one. The watch, which says more, comes first."""
+"""JAX aborts a process that misses the others for this many bounds. The watch, which says more, comes first."""
 
 FEWEST_SECONDS = 100
 """JAX' own default for its heartbeats."""
@@ -34,7 +37,7 @@ GRACE = 30
 """Seconds that JAX waits longer for the others than Unisono: it aborts without naming the missing process."""
 
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""As of an IPv6 address on a machine without IPv6."""
+"""Errors of an address that this machine has not, such as an IPv6 address on a machine without IPv6."""
 
 PAUSE = 0.2
 """Seconds between two tries to reach process 0."""
@@ -43,11 +46,11 @@ PAUSE = 0.2
 def connect_processes(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
 ) -> Cluster:
-    """Make this process one of several, before JAX starts, and return the cluster.
+    """Connect this process to the others, before JAX starts.
 
-    The cluster is described by the arguments, or by an environment: `environments/precedence.py` has their order. Where none describes it,
-    JAX looks for a cluster (Kubernetes, TPU pods); where there is none, this is a single process, and nothing is done. Where
-    `jax.distributed` is initialized already, it is taken as it is. All processes must have come after `timeout` seconds.
+    The arguments or an environment describe the cluster: `environments/precedence.py` has their order. If none does, JAX looks for a
+    cluster (Kubernetes, TPU pods). If it finds none, this is a single process, and nothing is done. A `jax.distributed` that is initialized
+    already is taken as it is. All processes must have come after `timeout` seconds.
     """
     agreed = describe_by_agreeing(os.environ, describe_by_arguments(coordinator, processes, process))
     if jax.distributed.is_initialized():
@@ -73,10 +76,12 @@ def connect_processes(
 
 
 def read_connected_cluster(source: str) -> Cluster:
+    """Describe the cluster that `jax.distributed` has connected."""
     return Cluster(None, *distributed.get_process_count_and_number(), source)
 
 
 def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
+    """Connect to process 0 of a described cluster within `timeout` seconds."""
     if cluster.is_on_loopback:
         distributed.keep_collectives_on_loopback()
     if cluster.process == 0:
@@ -103,7 +108,7 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
 
 
 def check_port(cluster: Cluster) -> None:
-    """Refuse an address at which process 0 cannot listen: jaxlib 0.10.2 now and then crashes there without a word.
+    """Refuse an address at which process 0 cannot listen. jaxlib 0.10.2 now and then crashes there without a word.
 
     On loopback JAX listens at the address itself, else at all addresses of this machine.
     """
@@ -138,7 +143,7 @@ def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
 
 
 def exit_late(cluster: Cluster, timeout: float) -> None:
-    """End this process, whose main thread waits in compiled code for the others."""
+    """End this process, whose main thread waits in compiled code."""
     print(f"unisono: {describe_late_others(cluster, timeout)} Not all have come.", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -151,9 +156,9 @@ def describe_late_others(cluster: Cluster, timeout: float) -> str:
 
 
 def detect_cluster(timeout: int, heartbeats: int, described: Cluster | None = None) -> Cluster:
-    """Let JAX look for a cluster and join it, and return it. Return the cluster of one process where there is none.
+    """Let JAX detect a cluster, and join it. If JAX finds none, this is a single process.
 
-    `described` is the cluster of which an environment says all but the address.
+    `described` is a cluster that an environment describes without the address.
     """
     try:
         jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
@@ -167,7 +172,10 @@ def detect_cluster(timeout: int, heartbeats: int, described: Cluster | None = No
 
 
 def describe_unknown(described: Cluster | None) -> str:
-    """Return what is said where JAX detects no cluster, and an environment describes a part of one."""
+    """Write the error for a cluster that JAX cannot complete.
+
+    JAX detected none, and an environment describes only a part of one.
+    """
     ours = f"{names.COORDINATOR}, {names.PROCESSES} and {names.PROCESS}"
     if described is None:
         return (
@@ -181,7 +189,7 @@ def describe_unknown(described: Cluster | None) -> str:
 
 
 def read_bound() -> float:
-    """Return the seconds within which a lost process is to be named."""
+    """Read the bound: seconds within which a lost process is named."""
     text = os.environ.get(names.BOUND, str(names.DEFAULT_BOUND))
     try:
         seconds = float(text)
@@ -193,12 +201,12 @@ def read_bound() -> float:
 
 
 def compute_heartbeat_timeout(bound: float) -> int:
-    """Return the seconds after which JAX may miss a process: it must not be sooner than the watch."""
+    """Compute JAX's heartbeat timeout in seconds. It must not be sooner than the watch."""
     return max(FEWEST_SECONDS, int(HEARTBEATS * bound))
 
 
 def check_alone(strategy: str) -> None:
-    """Refuse a process that is one of several, and not connected: each of them would train by itself."""
+    """Refuse one of several processes that is not connected. Each of them would train the whole model by itself."""
     found = describe_by_first(os.environ)
     if found is None or found[1].processes == 1 or jax.distributed.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""The cluster of a process, and its description by the program itself. What describes it otherwise lies in `environments`."""
+"""The cluster of a process, and its description by the program. The files of `environments` describe it otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Cluster:
     """The processes of one training, as one of them sees them."""
 
     coordinator: str | None
-    """host:port at which process 0 listens; None where JAX finds it out, or no process listens."""
+    """host:port at which process 0 listens. None if JAX finds it out, or if no process listens."""
     processes: int
     process: int
     """The number of this process, counted from 0."""
     source: str
     """What described the cluster, in words for messages."""
     local_devices: tuple[int, ...] | None = None
-    """Which GPUs of its machine this process has, by number; None for all that it sees."""
+    """The numbers of this process' GPUs on its machine; None for all that it sees."""
 
     def __post_init__(self) -> None:
         if self.processes < 1 or not 0 <= self.process < self.processes:
@@ -42,7 +42,10 @@ class Cluster:
             )
 
     def split_address(self) -> tuple[str, str]:
-        """Return the host, with the brackets of an IPv6 address, and the port of the coordinator; both empty where there is none."""
+        """Split the coordinator's address into host and port.
+
+        An IPv6 host keeps its brackets. Both are empty if there is no coordinator.
+        """
         host, _, port = (self.coordinator or "").rpartition(":")
         return host, port
 
@@ -53,7 +56,7 @@ class Cluster:
 
 
 def describe_by_arguments(coordinator: str | None, processes: int | None, process: int | None) -> Cluster | None:
-    """Return the cluster as the program describes it; None where it passes nothing."""
+    """Describe the cluster by the program's arguments. None if the program passes none."""
     if coordinator is not None and processes is not None and process is not None:
         return Cluster(coordinator, processes, process, "the program")
     values = {"coordinator": coordinator, "processes": processes, "process": process}

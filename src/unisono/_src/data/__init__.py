@@ -1,1 +1,1 @@
-"""Global batches: reading them, the order of their rows, and the replica of each row."""
+"""Global batches: how they are read, ordered and cut into shards."""

@@ -1,4 +1,4 @@
-"""Global batches on the host, as Keras' loops pass them on, and their rows on the way to the devices."""
+"""Global batches on the host, and their way to the devices. Keras' loops pass them on to a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono._src.typing import Array, PyTree, Shape, UserBatch
 from unisono._src.whole_batch import WholeBatch, unwrap_batch
 
 Blocks: TypeAlias = tuple[range, ...]
-"""The rows of each device."""
+"""The range of rows of each device."""
 
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
@@ -37,22 +37,22 @@ ALIGNMENT = 64
 """Bytes. A CPU device reads a NumPy array in place if it begins at a multiple of this address; it copies other arrays."""
 
 IN_PLACE_BYTES = 4 * 2**20
-"""Bytes of rows from which on a copy of them inside of a program is to be avoided."""
+"""From this size on, in bytes, a program must not copy its rows."""
 
 PAST_CACHES_BYTES = 4 * 2**20
-"""Bytes of rows from which on they are written past the caches: there they would take the place of the running step's data."""
+"""From this size on, in bytes, rows are written past the caches. They would push the running step's data out."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchArray:
-    """One array of a global batch; Keras sees its shape and dtype."""
+    """One array of a global batch. Keras sees its shape and dtype."""
 
     source: np.ndarray
     position: Position | None = None
     sizes: tuple[int, ...] | None = None
-    """The rows of each replica, where the shards were given; else the rows are split evenly."""
+    """The rows of each shard, if shards were given. None: the rows are split evenly."""
     chosen: np.ndarray | None = None
-    """The indices of the rows in the source, in order; None stands for all rows."""
+    """The indices of the rows in the source, in order. None: all rows."""
     row_digests: RowDigests = dataclasses.field(default_factory=RowDigests, init=False, repr=False)
     _sent: dict[tuple[DeviceMesh, Blocks, Shape], Array] = dataclasses.field(default_factory=lambda: {}, init=False, repr=False)
 
@@ -62,7 +62,7 @@ class BatchArray:
 
     @functools.cached_property
     def as_one_row(self) -> BatchArray:
-        """Return the array as one row, for a batch that cannot be cut."""
+        """The array as one row, for a batch that is not cut."""
         return BatchArray(self.array[np.newaxis], self.position)
 
     @functools.cached_property
@@ -71,13 +71,13 @@ class BatchArray:
 
     @functools.cached_property
     def dtype(self) -> np.dtype:
-        """Return the dtype on the devices: in the machine's order of bytes, and without 64-bit types unless JAX was told to keep them."""
+        """The dtype on the devices. It has the machine's order of bytes, and no 64-bit type unless JAX was told to keep them."""
         return jax.dtypes.canonicalize_dtype(self.source.dtype.newbyteorder("="))
 
     def on(self, mesh: DeviceMesh, rows: Blocks, shape: Shape) -> Array:
-        """Send each device its rows, once, and return them as one array over the devices; each has one whose first axes have this shape.
+        """Send each device its rows, once, as one array over the devices.
 
-        It may be larger than the rows; what lies behind them must not be read.
+        `shape` are the first axes of each device's block. The block may be larger than the rows; what lies behind them must not be read.
         """
         key = mesh, rows, shape
         if key not in self._sent:
@@ -85,7 +85,7 @@ class BatchArray:
         return self._sent[key]
 
     def put(self, rows: range, target: np.ndarray) -> None:
-        """Write some of the rows into the target, without a copy in between where the source has the target's dtype and layout."""
+        """Write some of the rows into the target. There is no copy in between if the source has the target's dtype and layout."""
         if self.chosen is None or self.source.dtype != target.dtype or not self.source.flags.c_contiguous:
             target[...] = self.array[rows.start : rows.stop]
         else:
@@ -94,12 +94,12 @@ class BatchArray:
             self.row_digests.note(rows, target)
 
     def digest_rows(self) -> tuple[int, int]:
-        """Return the digest of all rows, as devices get them."""
+        """Digest all rows in the form that devices get."""
         return self.row_digests.total(self.shape[0], lambda rows: np.asarray(self.array[rows.start : rows.stop], self.dtype))
 
 
 def write_chosen_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> None:
-    """Write chosen rows of an array into another of the same dtype, both in C order."""
+    """Write chosen rows of an array into a target. Both have the same dtype and C order."""
     if target.nbytes >= PAST_CACHES_BYTES and copy_rows(source, chosen, target):
         return
     # Any other mode than "clip", which never comes to clip here, copies once more.
@@ -107,9 +107,9 @@ def write_chosen_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray
 
 
 def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True, is_cut: bool = True) -> PyTree:
-    """Return the batch with `BatchArray` in place of its arrays.
+    """Wrap the arrays of a batch in `BatchArray`.
 
-    The arrays are copied, unless `copy` says that nobody writes into them: a generator may put its next batch into the same arrays.
+    The arrays are copied, because a generator may put its next batch into the same arrays. `copy=False` says that nobody writes into them.
     `is_cut`: several replicas share the batch, so that all arrays must have the same number of rows.
     """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
@@ -127,19 +127,19 @@ def wrap_array(array: BatchArray | np.ndarray, position: Position | None, copy: 
 
 
 def select_rows(array: np.ndarray, rows: slice | np.ndarray) -> BatchArray | np.ndarray:
-    """Return the rows of an array that a slice or an array of indices chooses; by indices they are read only when they are sent."""
+    """Select rows of an array, by a slice or by indices. Rows by indices are read only when they are sent."""
     return BatchArray(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMERIC_KINDS else array[rows]
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class GlobalBatch:
-    """A batch in the form in which a step takes it. To JAX it is a tree without leaves: `jax.device_put` returns it as it is."""
+    """A batch in the form that a step takes. To JAX it is a tree without leaves: `jax.device_put` returns it as it is."""
 
     leaves: list[BatchArray]
     structure: jax.tree_util.PyTreeDef
     is_whole: bool = False
-    """Whether it is a `WholeBatch`, of one row."""
+    """Whether it is a `WholeBatch`, which has one row."""
 
     @functools.cached_property
     def rows(self) -> int:
@@ -147,7 +147,7 @@ class GlobalBatch:
 
     @property
     def counted_rows(self) -> int:
-        """Return the number by which Keras weighs the batch among others: the length of its first array."""
+        """The weight of the batch in Keras' means over batches. It is the length of its first array."""
         return next(iter(self.leaves[0].shape[self.is_whole :]), 1)
 
     @property
@@ -156,17 +156,17 @@ class GlobalBatch:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """Return the rows of each replica, or None where they are split evenly."""
+        """The rows of each shard; None if the rows are split evenly."""
         return self.leaves[0].sizes
 
     @functools.cached_property
     def signature(self) -> Hashable:
-        """Return what programs depend on beside the number of rows: structure, shapes, dtypes."""
+        """The structure, row shapes and dtypes. With the number of rows, they decide which program runs."""
         return self.structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
 
     @functools.cached_property
     def digest(self) -> int:
-        """Return a digest of all rows, of 31 bits: processes compare it, since each reads for itself."""
+        """A digest of all rows, of 31 bits. Each process reads for itself, and they compare it."""
         digest = 0
         for leaf in self.leaves:
             digest = zlib.crc32(np.ascontiguousarray(leaf.array).reshape(-1).view(np.uint8).data, digest)
@@ -177,17 +177,20 @@ class GlobalBatch:
         return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in self.leaves)
 
     def tree(self) -> PyTree:
-        """Return the arrays in the structure of the batch."""
+        """Build the batch's tree, with plain arrays."""
         return unwrap_batch(jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves]))
 
     def shapes(self, rows: int) -> PyTree:
-        """Return a batch of this number of rows, in shapes."""
+        """Describe a batch of this number of rows by shapes."""
         leaves = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in self.leaves]
         return jax.tree.unflatten(self.structure, leaves)
 
 
 def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> GlobalBatch:
-    """Return a tree of arrays, or of `BatchArray`, as a step takes it; `is_cut` as in `wrap_arrays`."""
+    """Convert a tree of arrays to a batch that a step takes.
+
+    The leaves may be `BatchArray` already. `is_cut` as in `wrap_arrays`.
+    """
     if isinstance(batch, GlobalBatch):
         return batch
     leaves, structure = jax.tree.flatten(batch)  # without asking each whether it is a leaf: loops come here for each batch
@@ -204,19 +207,22 @@ def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> Glob
 
 
 def want_row_digests(batches: Sequence[GlobalBatch]) -> None:
-    """Have the rows of these batches digested when they are sent."""
+    """Digest the rows of these batches when they are sent."""
     for batch in batches:
         for leaf in batch.leaves:
             leaf.row_digests.are_wanted = True
 
 
 def count_shard_rows(batch: GlobalBatch, replicas: int) -> Sequence[int]:
-    """Return the number of rows of each replica."""
+    """Count the rows of each shard."""
     return batch.sizes or [len(rows) for rows in split_evenly(batch.rows, replicas)]
 
 
 def send_rows(batches: Sequence[GlobalBatch], rows: Blocks, shape: Shape, mesh: DeviceMesh) -> PyTree:
-    """Send these rows of each batch to the devices, in the order of the batches; return a tree of arrays as `BatchArray.on` makes them."""
+    """Send these rows of each batch to the devices.
+
+    The batches follow each other in each array, which is made as by `BatchArray.on`.
+    """
     first = batches[0]
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(mesh, rows, shape) for leaf in first.leaves])
@@ -225,7 +231,7 @@ def send_rows(batches: Sequence[GlobalBatch], rows: Blocks, shape: Shape, mesh: 
 
 
 def send_blocks(batches: Sequence[BatchArray], rows: Blocks, shape: Shape, mesh: DeviceMesh) -> Array:
-    """Send each device its rows of each batch, concatenated, in a block whose first axes have this shape."""
+    """Send each device its rows of each batch, concatenated. They fill one block, whose first axes have this shape."""
     first = batches[0]
     row_shape = first.shape[1:]
     shape = widen_room(shape, row_shape, first.dtype, mesh.lead)
@@ -237,20 +243,21 @@ def send_blocks(batches: Sequence[BatchArray], rows: Blocks, shape: Shape, mesh:
 
 
 def widen_room(shape: Shape, row_shape: Shape, dtype: np.dtype, device: jax.Device) -> Shape:
-    """Return the first axes of the room for rows on a device.
+    """Widen the room for rows on a CPU device.
 
-    Where there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
-    waiting: a sixth of a step of a small convolutional net. There, room that is not written costs nothing. Many rows are better
-    read in place all the same: otherwise the program copies them first.
+    If there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
+    waiting: a sixth of a step of a small convolutional net. Unwritten room costs nothing there. Many rows are better read in place all the
+    same: otherwise the program copies them first.
     """
     is_alone = device.platform == "cpu" and len(shape) == 2 and shape[0] == 1
     return (2, *shape[1:]) if is_alone and math.prod((*shape, *row_shape)) * dtype.itemsize <= IN_PLACE_BYTES else shape
 
 
 def allocate_blocks(count: int, shape: Shape, dtype: np.dtype) -> list[np.ndarray]:
-    """Return arrays without values, where a CPU device can read each in place. The system gives memory when it is written.
+    """Allocate empty arrays that a CPU device can read in place.
 
-    Each has memory of its own: that of all together is so large that the system takes it back after each step, which other threads wait for.
+    The system gives memory when it is written. Each array has memory of its own: a single block for all is so large that the system takes
+    it back after each step, which other threads wait for.
     """
     size = math.prod(shape) * dtype.itemsize
     memories = [np.empty(size + ALIGNMENT, np.uint8) for _ in range(count)]
@@ -259,12 +266,12 @@ def allocate_blocks(count: int, shape: Shape, dtype: np.dtype) -> list[np.ndarra
 
 
 def is_batch_array(leaf: object) -> bool:
-    """Return whether this is one array of a batch, though JAX would look inside."""
+    """Whether this is one array of a batch. JAX would look inside of it."""
     return isinstance(leaf, (BatchArray, sparse.JAXSparse))
 
 
 def convert_array(leaf: object) -> np.ndarray:
-    """Return a leaf of a batch as an array of NumPy; refuse what no device can hold."""
+    """Convert a leaf of a batch to a NumPy array. What no device can hold is refused."""
     array = np.asarray(leaf.todense() if isinstance(leaf, sparse.JAXSparse) else leaf)
     if array.dtype.kind not in NUMERIC_KINDS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A warning of rows that are drawn from generators of the whole process: no checkpoint holds their state."""
+"""A warning of draws from generators of the whole process. No checkpoint holds their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def warn_of_draws(batches: Iterator[T]) -> Iterator[T]:
-    """Yield the same batches, and warn where a source draws from a global generator as it makes one."""
+    """Yield the same batches, and warn of global draws.
+
+    It warns when a source draws from a global generator as it makes a batch.
+    """
     while True:
         before = read_states()
         try:
@@ -34,6 +37,6 @@ def warn_of_draws(batches: Iterator[T]) -> Iterator[T]:
 
 
 def read_states() -> Hashable:
-    """Return the states of the generators that NumPy and Python share among all code of a process."""
+    """Read the states of NumPy's and Python's global generators."""
     kind, words, *rest = np.random.get_state()
     return kind, np.asarray(words).tobytes(), *rest, random.getstate()

@@ -1,4 +1,4 @@
-"""Reading a source in an order that we decide, where it has an index; in its own order, where it is a stream."""
+"""Reading a source. A source with an index is read in an order that we decide, a stream in its own order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unisono._src.typing import UserBatch
 
 
 def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
-    """Return the global batches of one pass over the source of a Keras adapter; `start` may be above 0 only where it has an index."""
+    """Read the global batches of one pass over a source. `start` may be above 0 only for a source with an index."""
     if isinstance(source, ArrayDataAdapter):
         return read_arrays(source, order, start)
     if isinstance(source, PyDatasetAdapter):
@@ -39,18 +39,18 @@ def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterab
 
 
 def has_index(source: DataAdapter) -> bool:
-    """Return whether a later batch can be read without the batches before it."""
+    """Whether a later batch can be read without the earlier ones."""
     known = isinstance(source, ArrayDataAdapter | PyDatasetAdapter) or is_map_dataset(source)
     return source.has_index if isinstance(source, IndexedAdapter) else known
 
 
 def is_stream(source: DataAdapter) -> bool:
-    """Return whether a batch that was read and not trained on is lost."""
+    """Whether a batch that was read and not trained on is lost."""
     return isinstance(source, GeneratorDataAdapter) or (isinstance(source, IndexedAdapter) and source.is_stream)
 
 
 def read_size(source: DataAdapter) -> Size:
-    """Return the number of batches and of rows of a pass, as far as the source knows them."""
+    """Count the batches and rows of a pass. A source may not know them."""
     if isinstance(source, IndexedAdapter):
         return source.size()
     if isinstance(source, PyDatasetAdapter) and changes_at_begin(source.py_dataset):
@@ -60,14 +60,17 @@ def read_size(source: DataAdapter) -> Size:
 
 
 def has_state(source: DataAdapter) -> bool:
-    """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+    """Whether a pass may depend on earlier passes. The order that we decide does not count."""
     if isinstance(source, IndexedAdapter):
         return source.has_state
     return changes_with_epochs(source) or not has_index(source)
 
 
 def changes_with_epochs(source: DataAdapter) -> bool:
-    """Return whether the source is a PyDataset of the user's that may change where Keras begins or ends an epoch."""
+    """Whether the source is a PyDataset that may change between epochs.
+
+    It may change in the hooks that Keras calls when an epoch begins or ends.
+    """
     if not isinstance(source, PyDatasetAdapter):
         return False
     dataset = source.py_dataset
@@ -75,13 +78,13 @@ def changes_with_epochs(source: DataAdapter) -> bool:
 
 
 def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
-    """Return whether a dataset, its size too, may change at the begin of a pass."""
+    """Whether a dataset may change when a pass begins. Its size may change too."""
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
 
 
 @runtime_checkable
 class IndexedAdapter(Protocol):
-    """An adapter that can begin with a later batch by itself, in an order of its own."""
+    """An adapter that can begin with a later batch. It has an order of its own."""
 
     order: RowOrder
     seeds: list[int]
@@ -103,8 +106,11 @@ class IndexedAdapter(Protocol):
 
 
 def skip_passes(source: DataAdapter, passes: range, left: Container[int] = (), begun: bool = False) -> None:
-    """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends. `left` are passes whose end a loop
-    did not reach. `begun`: the source was told that the first of the passes begins."""
+    """Skip some passes of a source with an index.
+
+    A user's PyDataset may change at their ends. `left` are passes whose end a loop did not reach. `begun`: the source was told that the
+    first of the passes begins.
+    """
     if isinstance(source, IndexedAdapter):
         source.skip(passes, left, begun)
         return
@@ -116,7 +122,7 @@ def skip_passes(source: DataAdapter, passes: range, left: Container[int] = (), b
 
 
 def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
-    """Return the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
+    """Read the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
     count, shuffle = get_array_order(adapter)
     pass_ = order.passes
     permutation = order.permute_pass(count) if shuffle and shuffle != "batch" else None
@@ -132,7 +138,7 @@ def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Itera
 def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Yield the batches of a PyDataset, with new workers for each pass.
 
-    The workers of a pass that was left, as Keras does to look at the first batch, would leave their batches to the next pass.
+    Keras leaves a pass after it has looked at the first batch. The workers of such a pass would leave their batches to the next one.
     """
     dataset = adapter.py_dataset
     count = dataset.num_batches
@@ -180,7 +186,7 @@ class DatasetFromBatch(keras.utils.PyDataset):
 
 
 class PassHooks(Protocol):
-    """A dataset or an adapter that hears of the begin and the end of a pass."""
+    """A dataset or adapter that is told when passes begin and end."""
 
     def on_epoch_begin(self) -> None: ...
 
@@ -188,5 +194,5 @@ class PassHooks(Protocol):
 
 
 def find_hooks(source: DataAdapter) -> PassHooks:
-    """Return the object whose hooks are called for a pass: the dataset alone of a PyDataset, whose workers we start."""
+    """Find the object whose hooks are called for a pass. For a PyDataset it is the dataset alone: we start its workers."""
     return source.py_dataset if isinstance(source, PyDatasetAdapter) else source

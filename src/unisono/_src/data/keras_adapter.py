@@ -1,6 +1,8 @@
-"""A data adapter around Keras' adapter: the inner one reads the source, the outer one decides order and position.
+"""A data adapter around Keras' adapter.
 
-Keras' loops use it like an adapter of Keras. It yields global batches on the host, read one batch ahead where the source can be
+The inner adapter reads the source, the outer one decides order and position.
+
+Keras' loops use it like an adapter of Keras. It yields global batches on the host, read one batch ahead if the source can be
 read again from its start.
 """
 
@@ -24,18 +26,18 @@ T = TypeVar("T")
 
 
 class GlobalBatchAdapter(DataAdapter):
-    """The batches of a Keras adapter, in an order that seed, pass and batch decide, with their positions."""
+    """The global batches of a Keras adapter, with their positions. Seed, pass and batch decide their order."""
 
     def __init__(self, source: DataAdapter, order: RowOrder, is_cut: bool = True) -> None:
-        """`is_cut`: several replicas share each batch."""
+        """Wrap an adapter; `is_cut`: several replicas share each batch."""
         warn_of_forks(source)
         self.source = source
         self.order = order
         self._is_cut = is_cut
         self.watches_draws = False
-        """Whether a warning is due where batches are drawn from a generator of the whole process."""
+        """Whether to warn when batches are drawn from a generator of the whole process."""
         self._is_pass_begun = False
-        """Whether the source was told that the pass begins, before Keras says so."""
+        """Whether the source was told already that the pass begins. Keras says so later."""
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
@@ -51,7 +53,10 @@ class GlobalBatchAdapter(DataAdapter):
             yield pass_, number, wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:
-        """Return (the batches of a pass from the place on, the digest of the batches before it if they were read)."""
+        """Resume a pass at a resume point.
+
+        The result has the batches from there on, and the digest of the batches before it, if they were read.
+        """
 
         def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
             self.order.passes = pass_
@@ -69,7 +74,7 @@ class GlobalBatchAdapter(DataAdapter):
         return read_one_ahead(batch for _, _, batch in items), None
 
     def warn_before_resumes(self) -> None:
-        """Warn of a source that may give other rows where a training is resumed; of what it draws, when it draws."""
+        """Warn of a source that may give a resumed training other rows. Global draws are warned of when they happen."""
         self.watches_draws = True
         if isinstance(self.source, indexed_reading.IndexedAdapter):
             self.source.warn_before_resumes()
@@ -78,7 +83,7 @@ class GlobalBatchAdapter(DataAdapter):
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds of the orders in which rows come."""
+        """The seeds of the orders of rows."""
         return self.source.seeds if isinstance(self.source, indexed_reading.IndexedAdapter) else [self.order.seed]
 
     @seeds.setter
@@ -90,21 +95,21 @@ class GlobalBatchAdapter(DataAdapter):
 
     @property
     def has_index(self) -> bool:
-        """Return whether a later batch can be read without the batches before it."""
+        """Whether a later batch can be read without the earlier ones."""
         return indexed_reading.has_index(self.source)
 
     @property
     def has_state(self) -> bool:
-        """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+        """Whether a pass may depend on earlier passes. The order that we decide does not count."""
         return indexed_reading.has_state(self.source)
 
     @property
     def changes_with_epochs(self) -> bool:
-        """Return whether the source may change where Keras begins or ends an epoch."""
+        """Whether the source may change when Keras begins or ends an epoch."""
         return indexed_reading.changes_with_epochs(self.source)
 
     def size(self) -> Size:
-        """Return the size of the data in the current pass."""
+        """Count the batches and rows of the current pass."""
         return indexed_reading.read_size(self.source)
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:
@@ -136,12 +141,12 @@ class GlobalBatchAdapter(DataAdapter):
 
 
 def makes_batches_here(source: DataAdapter) -> bool:
-    """Return whether code of the user's makes each batch when it is asked for, in this thread."""
+    """Whether the user's code makes each batch in this thread. It runs when the batch is asked for."""
     return isinstance(source, PyDatasetAdapter) and source.enqueuer is None
 
 
 class UnsentBatchAdapter(GlobalBatchAdapter):
-    """An adapter for a loop of Keras whose iterator is out of reach: that of `predict`.
+    """An adapter for `predict`, whose iterator is out of reach.
 
     Unless JAX runs on CPU, Keras sends the arrays of each batch to the first device. A `GlobalBatch` has no arrays that JAX sees.
     """
@@ -151,7 +156,7 @@ class UnsentBatchAdapter(GlobalBatchAdapter):
 
 
 def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:
-    """Yield the same batches, each read before the previous one is yielded; an error is raised after the last good batch."""
+    """Yield the same batches, reading one batch ahead. An error is raised after the last good batch."""
     end = object()
     ready = next(batches, end)
     while ready is not end:

@@ -1,4 +1,4 @@
-"""Resuming in a source of batches at the place where a training stopped: by its index, or by reading forward."""
+"""Resuming a source of batches at a resume point. A source with an index begins there, a stream is read forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono._src.data.resume_point import Digest, ResumePoint, Size, digest_bat
 from unisono._src.typing import PyTree
 
 SAY_AFTER = 2.0
-"""Seconds until the first message of a source that is read forward."""
+"""Seconds of reading forward before the first message."""
 SAY_EVERY = 10.0
 """Seconds between two messages."""
 
@@ -24,7 +24,10 @@ NumberedBatch: TypeAlias = tuple[int, int, PyTree]
 
 
 class SkipPasses(Protocol):
-    """Takes a source past some passes. `left` are passes whose end was not reached. `begun`: the source was told that the first one begins."""
+    """Takes a source past some passes.
+
+    `left` are passes whose end was not reached. `begun`: the source was told that the first one begins.
+    """
 
     def __call__(self, passes: range, left: Container[int] = (), begun: bool = False) -> None: ...
 
@@ -35,7 +38,7 @@ def resume_indexed(
     skip: SkipPasses,
     size: Callable[[], Size],
 ) -> Iterator[NumberedBatch]:
-    """Return the batches from the place on; the batch that was trained on last is read again and compared.
+    """Resume a source with an index. The batch that was trained on last is read again and compared.
 
     The source is told of the begins and ends of passes as often as it was before: a PyDataset may change there.
 
@@ -60,14 +63,14 @@ def resume_indexed(
         close_reader(items)
         raise
     if place.last == (pass_, number - 1):
-        return items
+        return items  # check_last has read the batch that was trained on last
     close_reader(items)
     skip(range(last_pass, pass_), left, begun=True)
     return begin(pass_, number)
 
 
 def close_reader(items: Iterator[NumberedBatch]) -> None:
-    """End what reads ahead."""
+    """Close a reader that reads ahead."""
     close = getattr(items, "close", None)
     if close is not None:
         close()
@@ -80,7 +83,7 @@ SAME_ROWS = (
 
 
 def check_size(place: ResumePoint, size: Callable[[], Size]) -> None:
-    """Refuse data of another size than in the last pass of the place."""
+    """Refuse data whose size has changed since the resume point. The size of the last pass is compared."""
     now = size() if place.last is not None else {}
     differences = [
         f"{place.size[what]} {what} then, {now[what]} now" for what in place.size if what in now and now[what] != place.size[what]
@@ -104,7 +107,10 @@ def check_last(position: Position, digest: str, items: Iterator[NumberedBatch]) 
 def resume_stream(
     place: ResumePoint, begin_pass: Callable[[int], Iterable[NumberedBatch]], size: Callable[[], Size]
 ) -> tuple[Iterator[NumberedBatch], Digest]:
-    """Return (the batches from the place on, the digest of the batches before it), after reading forward from the first pass."""
+    """Resume a stream by reading it forward from the first pass.
+
+    The result has the batches from the resume point on, and the digest of those before it.
+    """
     pass_, number = place.position
     left = place.left_passes
     digest = hashlib.sha256()
@@ -136,7 +142,7 @@ def resume_stream(
 
 
 class ForwardReport:
-    """Messages about how long reading forward takes, where it takes a while."""
+    """Messages about a reading forward that takes long."""
 
     def __init__(self, position: Position) -> None:
         self._target = f"batch {position[1]} of pass {position[0]}"

@@ -1,7 +1,7 @@
-"""The place of a training in its data, and the digests by which it knows later that the rows are the same.
+"""The resume point of a training in its data, with a digest.
 
-Where a source has an index, the digest of the last batch is enough: the batch is read again and compared. Of a stream every batch counts,
-since the stream is read forward to the place where the training stopped.
+By the digest a resumed training knows that the rows are the same. For a source with an index, the digest of the last batch is enough: the
+batch is read again and compared. For a stream every batch counts, since the stream is read forward to the resume point.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from unisono._src.data.global_batch import Position, as_global_batch
 from unisono._src.typing import Json, PyTree
 
 LeftPasses: TypeAlias = tuple[int, int, int]
-"""(first, stop, number): of each pass from the first on, up to the pass `stop`, a loop took this many batches, and left the pass before its end."""
+"""(first, stop, number): a loop left each pass in range(first, stop) before its end, after `number` batches."""
 
 Size = dict[str, int]
-"""The number of "batches" in a pass, and of "rows", where they are known."""
+"""The number of "batches" and of "rows" in a pass, if they are known."""
 
 
 class Digest(Protocol):
@@ -29,7 +29,7 @@ class Digest(Protocol):
 
 
 class ResumePoint(NamedTuple):
-    """The place where a training stopped."""
+    """The point in the data at which a training stopped."""
 
     position: Position
     """The position of the next batch."""
@@ -38,7 +38,7 @@ class ResumePoint(NamedTuple):
     first_pass: int
     """The pass in which the source was first trained on."""
     digest: str | None
-    """The digest of all batches so far, if they were counted; else of the last batch; None before the first."""
+    """The digest of all batches so far, if each was digested; else of the last batch. None before the first."""
     size: Size
     """The size of the data in the pass of the last batch."""
     left: Sequence[LeftPasses] = ()
@@ -46,12 +46,12 @@ class ResumePoint(NamedTuple):
 
     @property
     def left_passes(self) -> dict[int, int]:
-        """Return the number of batches that were yielded of each earlier pass that was left before its end."""
+        """The batches taken of each pass that was left early."""
         return {pass_: number for first, stop, number in self.left for pass_ in range(first, stop)}
 
     @classmethod
     def from_json(cls, state: dict[str, Json]) -> ResumePoint:
-        """Return the place that `_asdict` was taken of, after JSON has made lists of its tuples."""
+        """Build a resume point from its `_asdict` in JSON. JSON has made lists of its tuples."""
         position = tuple(state["position"])
         last = state["last"]
         left = [(first, stop, number) for first, stop, number in state.get("left", ())]
@@ -77,7 +77,7 @@ class SourceProgress:
 
     @classmethod
     def restore(cls, place: ResumePoint, digest: Digest | None) -> SourceProgress:
-        """Return the progress at a place; `digest` is the running digest of the batches before it, where they were read."""
+        """Restore the progress at a resume point. `digest` is the running digest of the batches before it, if they were read."""
         progress = cls(place.first_pass)
         progress.position = place.position
         progress.last = place.last
@@ -97,7 +97,7 @@ class SourceProgress:
         return self._running_digest is not None
 
     def note_trained(self, batch: PyTree, position: Position, size: Callable[[], Size]) -> None:
-        """Note that the batch of this position was given to the replicas. `size` is called once in a pass: data may change after it."""
+        """Note that the replicas got the batch of this position. `size` is called once in a pass: data may change after it."""
         if self.last is None or self.last[0] != position[0]:
             self.size = size()
         self.position = (position[0], position[1] + 1)
@@ -107,14 +107,15 @@ class SourceProgress:
             update_digest(self._running_digest, batch)
 
     def ended(self) -> None:
-        """Note that the pass is over: the next batch is the first of the next pass."""
+        """Note that the pass is over. The next batch is the first of the next pass."""
         if self.position is not None:
             self.position = self.position[0] + 1, 0
 
     def leave_pass(self) -> None:
-        """Note that no more batches of this pass are taken: the next batch is the first of the next pass."""
+        """Note that the loop takes no more batches of this pass. The next batch is the first of the next pass."""
         if self.position is not None and self.position[1]:
             pass_, number = self.position
+            # Passes in a row that were left after the same number of batches are one entry.
             extends_last = bool(self.left) and self.left[-1][1:] == (pass_, number)
             first = self.left.pop()[0] if extends_last else pass_
             self.left.append((first, pass_ + 1, number))
@@ -122,7 +123,7 @@ class SourceProgress:
 
     @property
     def place(self) -> ResumePoint | None:
-        """Return the current place, or None before the first batch."""
+        """The current resume point; None before the first batch."""
         if self.position is None:
             return None
         if self._running_digest is not None:

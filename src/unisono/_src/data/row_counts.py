@@ -1,4 +1,4 @@
-"""The numbers of rows of the arrays of a batch: one number, where several replicas share the batch."""
+"""The rows of a batch's arrays. If several replicas share the batch, all arrays have the same number."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ WHOLE = "With replicas=1 such a batch is taken whole."
 
 
 def are_uneven(shapes: Sequence[Shape]) -> bool:
-    """Return whether arrays of a batch have other numbers of rows than each other, or none."""
+    """Whether arrays of a batch differ in rows, or have none."""
     return len({shape[:1] for shape in shapes}) > 1 or () in shapes
 
 
 def check_row_counts(shapes: Sequence[Shape], position: tuple[int, int] | None) -> int:
-    """Return the number of rows, on which all arrays of a batch must agree. `position` is that of the batch: (pass, batch in the pass)."""
+    """Check that all arrays of a batch have the same rows. The result is their number.
+
+    `position` is (pass, batch in the pass).
+    """
     where = "A batch" if position is None else f"Batch {position[1]}"
     counts = {shape[0] if shape else None for shape in shapes}
     if not shapes:
@@ -41,7 +44,7 @@ def check_row_counts(shapes: Sequence[Shape], position: tuple[int, int] | None) 
 
 
 def advise_same_rows(least: int, most: int) -> str:
-    """Return what to write where arrays of a batch have other numbers of rows."""
+    """Advise how to give all arrays of a batch the same rows."""
     if least < 2:
         return UNBATCHED
     if most % least:

@@ -20,10 +20,10 @@ from unisono._src.processes.agreement import get_agreement
 
 
 def draw_seed() -> int:
-    """Return the seed of a model's data order: from `keras.utils.set_random_seed`, else from the state of NumPy's generator.
+    """Draw the seed of a model's data order.
 
-    Nothing is drawn from the generator: the layers of the model must start from the numbers that plain Keras gives them. Of several
-    processes the first one decides.
+    It comes from `keras.utils.set_random_seed`, else from the state of NumPy's generator. Nothing is drawn from the generator: the layers
+    of the model must start from the numbers that plain Keras gives them. Among several processes the first one decides.
     """
     return get_agreement().of_first("the seed of the order of rows", read_seed)
 
@@ -38,7 +38,7 @@ def read_seed() -> int:
 
 @dataclasses.dataclass
 class RowOrder:
-    """The order of a model's data: the seed, and the number of passes that the model has begun to train on."""
+    """The order of a model's data: its seed, and its passes. `passes` counts the passes that the model has begun to train on."""
 
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(32))
     passes: int = 0
@@ -47,19 +47,19 @@ class RowOrder:
         return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, *position])))
 
     def permute_pass(self, count: int) -> np.ndarray:
-        """Return the order of `count` rows or batches in the pass that is about to begin."""
+        """Permute `count` rows or batches for the pass about to begin."""
         return self.random(self.passes).permutation(count)
 
     def permute_batch(self, pass_: int, batch: int, rows: int) -> np.ndarray:
         return self.random(pass_, batch).permutation(rows)
 
     def note_pass(self, pass_: int) -> None:
-        """Note that a batch of this pass was trained on: the next pass is a later one."""
+        """Note that a batch of this pass was trained on. The next pass is a later one."""
         self.passes = max(self.passes, pass_ + 1)
 
     @contextlib.contextmanager
     def keep_passes(self) -> Generator[None]:
-        """Count no pass that the block begins: it looks at a first batch, and trains on none."""
+        """Count no pass that the block begins. The block looks at a first batch, and trains on none."""
         passes = self.passes
         try:
             yield

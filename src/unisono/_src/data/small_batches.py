@@ -1,4 +1,4 @@
-"""Batches that leave replicas without rows, as where their size is meant for one replica."""
+"""A warning of batches that leave replicas without rows. Their size may be meant for one replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from unisono._src.data.global_batch import Position
 
 
 class SmallBatches:
-    """A look at each batch, which warns once where two in a row are too small: one alone may be the last of a pass, or of a repeated one."""
+    """A check of each batch, which warns once of small ones.
+
+    It warns when two in a row are too small: one alone may be the last of a pass.
+    """
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
@@ -18,7 +21,7 @@ class SmallBatches:
         self._warned = False
 
     def note(self, rows: int, position: Position | None, sizes: Sequence[int] | None) -> None:
-        """Note a batch. `sizes` is given where each replica has brought its own rows."""
+        """Note a batch. `sizes` is given if each replica has brought its own rows."""
         before, self._small = self._small, None
         if rows >= self._replicas or position is None or sizes is not None:
             return

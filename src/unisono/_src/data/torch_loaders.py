@@ -1,4 +1,4 @@
-"""Warnings of torch DataLoaders: of workers that are forked, and of an order of rows that other code changes."""
+"""Warnings of torch DataLoaders. They are about forked workers, and about an order of rows that other code changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono._src.keras_private.data_adapters import DataAdapter, find_torch_loa
 
 
 def warn_of_forks(adapter: DataAdapter) -> None:
-    """Warn that workers are forked, which may deadlock while JAX runs threads."""
+    """Warn of forked workers. They may deadlock while JAX runs threads."""
     loader = find_torch_loader(adapter)
     if loader is None or not loader.num_workers:
         return
@@ -23,7 +23,10 @@ def warn_of_forks(adapter: DataAdapter) -> None:
 
 
 def warn_of_global_draws(adapter: DataAdapter) -> None:
-    """Warn that a training which is to be resumed reads its rows in an order that torch's global generator decides."""
+    """Warn of an order of rows that torch's global generator decides.
+
+    The training is to be resumed, and might then read other rows.
+    """
     loader = find_torch_loader(adapter)
     samplers = [] if loader is None else [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
     if any(getattr(sampler, "generator", loader) is None for sampler in samplers):

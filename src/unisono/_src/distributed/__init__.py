@@ -1,1 +1,1 @@
-"""Data and values of all replicas: what the doors to a step, fit and the loop, have in common."""
+"""Data and values of all replicas, as fit and loops share them."""

@@ -1,4 +1,4 @@
-"""Where global batches come from: arrays, pipelines, iterables."""
+"""The sources of global batches: arrays, pipelines, iterables."""
 
 from __future__ import annotations
 
@@ -31,39 +31,45 @@ from unisono._src.typing import UserBatch, UserObject
 
 
 class BatchSource(DataAdapter, abc.ABC):
-    """A source of global batches with their positions, one pass at a time. Keras' loops read it as one of their adapters."""
+    """A source of global batches with their positions.
+
+    It is read one pass at a time. Keras' loops read it as one of their adapters.
+    """
 
     order: RowOrder
     is_stream: bool
     """Whether a batch that was read and not trained on is lost."""
     has_index: bool
-    """Whether a later batch can be read without the batches before it."""
+    """Whether a later batch can be read without the earlier ones."""
     # No source knows what Keras asks for here. To pyright a property that is made by a call overrides none.
     batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @abc.abstractmethod
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
+        """Read the batches of one pass. `start` may be later than the first batch only for a source with an index."""
 
     def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
-        """Take the source past these passes, where there is an index. `left` are passes whose end was not reached. `begun`: batches of the
-        first one were read. A list does not change between passes."""
+        """Skip these passes of a source with an index.
+
+        `left` are passes whose end was not reached. `begun`: batches of the first one were read. By default nothing is done: a list does
+        not change between passes.
+        """
 
     @property
     def has_state(self) -> bool:
-        """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+        """Whether a pass may depend on earlier passes. The order that we decide does not count."""
         return not self.has_index
 
     def warn_before_resumes(self) -> None:
-        """Warn of a source that may give other rows where a training is resumed. Nothing is known of an iterable."""
+        """Warn of a source that may give a resumed training other rows. Nothing is known of an iterable."""
 
     def size(self) -> Size:
-        """Return the size of the data in the current pass."""
+        """Count the batches and rows of the current pass."""
         return {} if self.num_batches is None else {"batches": self.num_batches}
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds of the orders in which rows come."""
+        """The seeds of the orders of rows."""
         return [self.order.seed]
 
     @seeds.setter
@@ -71,7 +77,10 @@ class BatchSource(DataAdapter, abc.ABC):
         (self.order.seed,) = seeds
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Digest | None]:
-        """Return (the batches of a pass from the place on, the digest of earlier batches if they were read)."""
+        """Resume a pass at a resume point.
+
+        The result has the batches from there on, and the digest of earlier batches, if they were read.
+        """
 
         def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
             self.order.passes = pass_
@@ -105,7 +114,7 @@ class AdapterSource(BatchSource):
 
     @functools.cached_property
     def order(self) -> RowOrder:  # pyright: ignore[reportIncompatibleVariableOverride]  # it is not set
-        """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
+        """The order of the rows. Its seed is drawn when it is first needed, as in fit."""
         return RowOrder(draw_seed())
 
     @property
@@ -146,7 +155,7 @@ class IterableSource(BatchSource):
         self._is_cut = is_cut
         self._batches = batches
         self._iterator: Iterator[UserBatch] | None = None
-        """That of the last pass. An iterable that gives the same again cannot begin again."""
+        """The iterator of the last pass. An iterable that gives the same one again cannot begin again."""
         self.is_stream = isinstance(batches, Iterator)
         self.has_index = isinstance(batches, list)
 
@@ -171,7 +180,10 @@ class IterableSource(BatchSource):
 
 
 class StreamForKeras(BatchSource):
-    """A stream for one call of a method of Keras, which may look at the first batch to build the model: the batch then comes again."""
+    """A stream for one call of a Keras method.
+
+    Keras may look at the first batch to build the model: this batch then comes again.
+    """
 
     def __init__(self, stream: BatchSource) -> None:
         self.order = stream.order
@@ -179,9 +191,9 @@ class StreamForKeras(BatchSource):
         self.has_index = False
         self._stream = stream
         self._pass: Iterator[NumberedBatch] | None = None
-        """The rest of the pass of which no more than the first batch was read."""
+        """The rest of a pass whose first batch alone was read."""
         self._first: NumberedBatch | None = None
-        """This batch."""
+        """That first batch."""
 
     @property
     def num_batches(self) -> int | None:
@@ -210,7 +222,7 @@ class StreamForKeras(BatchSource):
 
 
 def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
-    """Return the batch; refuse a batch that is distributed already."""
+    """Refuse a batch that is distributed already; else pass it on."""
     if any(map(is_replica_value, jax.tree.leaves(batch, is_leaf=is_replica_value))):
         raise ValueError(
             "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
@@ -219,9 +231,9 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
 
 
 def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> BatchSource:
-    """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it.
+    """Make the source of what `distribute_dataset` was given.
 
-    `is_cut`: several replicas share each batch.
+    Arguments that do not fit it are refused. `is_cut`: several replicas share each batch.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")

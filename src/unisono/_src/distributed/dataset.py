@@ -1,4 +1,4 @@
-"""Distributed datasets: global batches, of which each replica gets its shard, read and sent ahead."""
+"""Distributed datasets: global batches that are read and sent ahead. Each replica gets its shard of each batch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from unisono._src.step.plan import plan_batch
 from unisono._src.typing import Json, PyTree, UserObject
 
 MOST_PLANS = 64
-"""Sizes of batches whose plan is kept."""
+"""The number of batch sizes whose plan is kept."""
 
 
 class DistributedDataset:
     """Global batches, over which a program may loop any number of times.
 
-    `len()` is the number of batches, where the source knows it.
+    `len()` is the number of batches, if the source knows it.
     """
 
     def __init__(self, source: BatchSource, placement: Placement) -> None:
@@ -41,9 +41,9 @@ class DistributedDataset:
         self._mesh = get_mesh(placement.devices)
         self.progress = SourceProgress()
         self.listeners: list[Callable[[], None]] = []
-        """Functions that are called between two batches."""
+        """Functions to call between two batches."""
         self.thread: int | None = None
-        """The thread in which the last batch was asked for."""
+        """The thread that asked for the last batch."""
         self._place: ResumePoint | None = None
         self._last_iterator: Callable[[], DistributedIterator | None] = lambda: None
         """A weak reference to the iterator of the last pass."""
@@ -65,25 +65,28 @@ class DistributedDataset:
 
     @property
     def position(self) -> Position:
-        """Return (number of passes before this one, number of batches of this pass that were yielded)."""
+        """(passes before this one, batches of this pass that were yielded)."""
         return self.progress.position or (0, 0)
 
     def will_be_saved(self) -> None:
-        """Count every batch of a stream for the digest. To be called before the first training step."""
+        """Digest every batch of a stream from now on. To be called before the first training step."""
         self.source.warn_before_resumes()
         if not self.source.has_index:
             self.progress.digest_all()
 
     def get_state(self) -> dict[str, Json]:
-        """Return the place in the data, in JSON. If the loop over a pass was left by `break`, it is the begin of the next pass, as it is for the
-        loop itself. Where an error or an interruption is being handled, it is the place that the loop had reached."""
+        """Get the resume point, in JSON.
+
+        After a `break` it is the begin of the next pass, where the next loop of this process begins too. While an error or an interruption
+        is being handled, it is the point that the loop had reached.
+        """
         if self._place is None and self._last_iterator() is None and sys.exception() is None:
             self._leave_pass()
         place = self._place or self.progress.place
         return {"seeds": self.source.seeds, "place": None if place is None else place._asdict()}
 
     def set_state(self, state: dict[str, Json]) -> None:
-        """Let the next loop go on at the place that `get_state` has returned."""
+        """Resume the next loop from what `get_state` has returned."""
         self.source.seeds = state["seeds"]
         self._place = None if state["place"] is None else ResumePoint.from_json(state["place"])
         if self._place is None:  # before the first batch
@@ -91,7 +94,7 @@ class DistributedDataset:
             self.source.order.passes = 0
 
     def _leave_pass(self) -> None:
-        """Note that the next loop is over another pass, and say so where this pass has not come to its end."""
+        """Leave the pass, and warn if it has not ended. The next loop is over another pass."""
         pass_, number = self.position
         count = self.source.num_batches
         if number and number != count and not self.progress.left:
@@ -104,7 +107,7 @@ class DistributedDataset:
         self.progress.leave_pass()
 
     def begin_pass(self) -> Iterator[NumberedBatch]:
-        """Return the batches of the next pass, or after a restore the rest of the interrupted pass."""
+        """Begin the next pass, or resume the interrupted one after a restore."""
         place, self._place = self._place, None
         if place is None:
             self.progress.leave_pass()
@@ -120,13 +123,16 @@ class DistributedDataset:
         self.progress.ended()
 
     def call_listeners(self) -> None:
-        """Call the listeners: all work on the last batch is asked for, and the next batch is not yielded yet."""
+        """Call the listeners, between two batches.
+
+        All work on the last batch is dispatched, and the next batch is not yielded yet.
+        """
         self.thread = threading.get_ident()
         for function in self.listeners:
             function()
 
     def send_shards(self, shards: list[Shards]) -> None:
-        """Send the shards to the devices, before a step asks for them."""
+        """Send the shards to the devices before a step needs them."""
         batch = as_global_batch(shards, is_cut=self.placement.replicas > 1)
         for layer in self._plans(batch.rows, batch.sizes).layers:
             for round_ in layer.rounds:
@@ -175,7 +181,7 @@ class DistributedIterator:
             return batch
 
     def _read_batch(self) -> tuple[NumberedBatch, PyTree]:
-        """Return the next batch of the source, and the same batch with `Shards` in place of its arrays."""
+        """Read the next batch, as the source gives it and as `Shards`."""
         pass_, number, batch = next(self._batches)
         myself = weakref.ref(self)  # a batch must not keep the batches after it alive
 
@@ -188,7 +194,10 @@ class DistributedIterator:
         return (pass_, number, batch), shards
 
     def read_ahead(self, position: Position) -> None:
-        """Read the batch after this position and send it, unless the pass ends there. Its error is raised when that batch is asked for."""
+        """Read and send the batch after this position.
+
+        Nothing is read if the pass ends there. An error is raised when that batch is asked for.
+        """
         source = self._dataset.source
         is_next = self._position == position and position[1] + 1 != source.num_batches
         if self._ahead or self._error or source.is_stream or not is_next:
@@ -198,7 +207,7 @@ class DistributedIterator:
             self._dataset.send_shards(list_shards(self._ahead[0][1]))
         except StopIteration:
             return
-        except Exception as error:  # of the source; it is raised where its batch is asked for
+        except Exception as error:  # of the source; it is raised when its batch is asked for
             self._error = error
 
 
@@ -207,7 +216,7 @@ def list_shards(batch: PyTree) -> list[Shards]:
 
 
 def refuse_distributed_dataset(dataset: UserObject) -> UserObject:
-    """Return what a user wants to distribute; refuse what is distributed already."""
+    """Refuse a dataset that is distributed already; else pass it on."""
     refuse_tensorflow_data(dataset, "strategy.distribute_dataset")
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):

@@ -1,4 +1,4 @@
-"""Values of which each replica has its own: the batches that `run` takes, and the values that it returns."""
+"""Values that differ between replicas. The batches that `run` takes, and the values that it returns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from unisono._src.typing import Array, PyTree
 
 
 def is_replica_value(thing: object) -> TypeGuard[PerReplica | Shards]:
-    """Return whether this is a value with a part for each replica: one leaf in a tree of arguments or results."""
+    """Whether this value has a part for each replica. It is one leaf in a tree of arguments or results."""
     return isinstance(thing, NotOneArray)
 
 
 class NotOneArray:
-    """A value with a part for each replica. Uses of it as one array are refused."""
+    """A value with a part for each replica. Its use as one array is refused."""
 
     __array__ = __jax_array__ = __iter__ = __float__ = __int__ = __bool__ = __getitem__ = lambda self, *_, **__: (
         refuse_as_one_array(self)
@@ -48,11 +48,11 @@ class NotOneArray:
 
 
 class Shards(NotOneArray, BatchArray):
-    """An array of a global batch, of which each replica gets its shard."""
+    """An array of a global batch, with a shard per replica."""
 
     placement: Placement
     report_begun: Callable[[], None]
-    """To be called when the devices have begun with the batch: then there is time to read the next batch."""
+    """To be called when the devices have begun with the batch. There is time then to read the next batch."""
     total: None = None
 
     def __init__(self, rows: BatchArray, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
@@ -62,7 +62,7 @@ class Shards(NotOneArray, BatchArray):
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:
-        """Return the rows of each replica, in the order of the replicas."""
+        """The rows of each replica, in the order of the replicas."""
         if self.placement.replicas == 1:
             return (self.array,)
         if self.sizes is not None:
@@ -71,7 +71,7 @@ class Shards(NotOneArray, BatchArray):
 
     @property
     def present(self) -> Mapping[int, Array]:
-        """Return the values of the replicas that have rows, by the replicas' numbers."""
+        """The rows of each replica that has some, by its number."""
         return {replica: jnp.asarray(rows) for replica, rows in enumerate(self.values) if rows.shape[:1] != (0,)}
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Shards(NotOneArray, BatchArray):
 
 
 def read_global_arrays(value: PyTree) -> PyTree:
-    """Return a distributed batch as arrays of the global batch, for Keras' methods."""
+    """Turn a distributed batch into arrays of the global batch. Keras' methods take these."""
 
     def read_array(leaf: object) -> object:
         if not isinstance(leaf, Shards):
@@ -96,19 +96,19 @@ def read_global_arrays(value: PyTree) -> PyTree:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PerReplica(NotOneArray):
-    """One array of what replicas returned, on their devices."""
+    """One array of the replicas' results, on their devices."""
 
     placement: Placement
     batch: tuple[int, Position | None, tuple[int, ...] | None]
-    """(rows, position, rows of each replica where they are not even) of the global batch that the values were made of."""
+    """(rows, position, shard sizes if they are uneven) of the global batch from which the values were computed."""
     outputs: Sequence[RunOutput]
     """The outputs of the replicas of this process."""
     index: int
-    """The array's place among the outputs."""
+    """The array's index among the outputs."""
     describe: DescribeOutputs
     """Describes the outputs of a replica by the number of its rows."""
     total: jax.Array | None = None
-    """The sum over replicas, where the step has computed it already."""
+    """The sum over replicas, if the step has computed it already."""
     is_share: bool = False
     """Whether each value is a replica's share of a loss."""
 
@@ -116,7 +116,7 @@ class PerReplica(NotOneArray):
 
     @functools.cached_property
     def _shapes(self) -> dict[int, jax.ShapeDtypeStruct]:
-        """Return the shape of a value, by the rows of its replica."""
+        """The shape of a value, by the rows of its shard."""
         return {size: self.shapes(size) for size in sorted(set(self._sizes) - {0})}
 
     @property
@@ -124,11 +124,11 @@ class PerReplica(NotOneArray):
         return self.outputs[0].arrays[self.index].dtype if self.outputs else next(iter(self._shapes.values())).dtype
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
-        """Return the shape of the value of a replica with `size` rows."""
+        """The shape of a replica's value, for a shard of `size` rows."""
         return self.describe(size)[self.index]
 
     def on(self, runs: Runs) -> Array:
-        """Return the values of the replicas of one call, stacked in their order, over the devices."""
+        """Stack the values of one call's replicas, over the devices. They are in the replicas' order."""
         mesh = get_mesh(self.placement.devices)
         for output in self.outputs:
             if (output.mesh, output.runs) == (mesh, runs):
@@ -137,7 +137,7 @@ class PerReplica(NotOneArray):
         return mesh.put_blocks([self._stack_run(run, size) for run in runs])
 
     def _stack_run(self, run: ReplicaRun | None, size: int) -> np.ndarray:
-        """Return the values of the replicas of one run, which were computed in other calls, with room for all replicas."""
+        """Stack the values of a run's replicas from other calls. There is room for all replicas."""
         replicas = range(0) if run is None else range(run.first, run.first + run.count)
         own = self.own
         if not own.keys() >= set(replicas) or any(self._sizes[replica] != size for replica in replicas):
@@ -148,29 +148,32 @@ class PerReplica(NotOneArray):
         return stacked
 
     def make_rows_error(self) -> ValueError:
-        """Return the error about a batch of other rows than those that the values were made of."""
+        """Make the error for values of another batch's rows."""
         return ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
 
     @property
     def present(self) -> Mapping[int, Array]:
-        """Return the values of the replicas that had rows, each on its device; on the lead device, where several processes run them."""
+        """The value of each replica that had rows.
+
+        Each is on its device. If several processes run the replicas, all are on the lead device.
+        """
         return self.own if self.placement.processes is None else self._gather_all(self.own)
 
     @property
     def own(self) -> dict[int, Array]:
-        """Return the values of the replicas of this process that had rows, in their order, each on its device."""
+        """The values of this process' replicas that had rows. They are in the replicas' order, each on its device."""
         return dict(
             sorted((item for output in self.outputs for item in output.list_values(self.index).items()), key=lambda item: item[0])
         )
 
     @property
     def count(self) -> int:
-        """Return the number of replicas that had rows."""
+        """The number of replicas that had rows."""
         return sum(size > 0 for size in self._sizes)
 
     @property
     def like(self) -> BatchArray:
-        """Return an array with the rows of the global batch that the values were made of."""
+        """An array of zeros, with the rows of the values' global batch."""
         rows, position, sizes = self.batch
         return BatchArray(np.zeros(rows, np.uint8), position, sizes)
 
@@ -179,7 +182,7 @@ class PerReplica(NotOneArray):
         return count_shard_rows(as_global_batch(self.like), self.placement.replicas)
 
     def _gather_all(self, here: dict[int, jax.Array]) -> dict[int, jax.Array]:
-        """Return the values of the replicas of all processes. Every process calls this at the same line."""
+        """Gather the values of all processes' replicas. Every process calls this at the same line."""
         shapes = {replica: self._shapes[size] for replica, size in enumerate(self._sizes) if size}
         lengths = {replica: math.prod(struct.shape) for replica, struct in shapes.items()}
         flat_values = [jnp.ravel(jax.device_put(here[replica], self.placement.lead)) for replica in sorted(here)]
@@ -195,7 +198,10 @@ class PerReplica(NotOneArray):
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """Return the value of each replica, in order; for a replica without rows no rows, or zero where values have no rows."""
+        """The value of each replica, in order.
+
+        A replica without rows has an empty value, or zero if values have no axis of rows.
+        """
         present = self.present
         like = next(iter(self._shapes.values()))
         by_rows = all(struct.shape[:1] == (size,) for size, struct in self._shapes.items())
@@ -207,7 +213,7 @@ class PerReplica(NotOneArray):
 
 
 def refuse_as_one_array(value: object) -> NoReturn:
-    """Refuse to use the value as one array, in words for replica code or for the code around it."""
+    """Refuse the use of the value as one array. The message fits replica code or the code around it."""
     if get_current_code() is not None:
         raise ValueError(
             f"{value!r} reaches replica code by a name, where it is the value of no replica. Give it to the function as an argument: "
@@ -221,7 +227,7 @@ def refuse_as_one_array(value: object) -> NoReturn:
 
 
 def check_replica_count(value: PyTree, placement: Placement, call: str) -> None:
-    """Refuse values of another number of replicas; `call` is the name of the strategy's method, for the message."""
+    """Refuse values of another number of replicas. `call` names the strategy's method in the message."""
     for leaf in jax.tree.leaves(value, is_leaf=is_replica_value):
         if is_replica_value(leaf) and leaf.placement.replicas != placement.replicas:
             raise ValueError(

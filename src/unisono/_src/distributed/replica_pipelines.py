@@ -1,4 +1,4 @@
-"""Global batches that are joined from the replicas' own pipelines, one for each replica, wherever it runs."""
+"""Global batches that are joined from pipelines of the replicas. Each replica has one, wherever it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono._src.typing import UserBatch, UserObject
 
 
 class PipelineSource(BatchSource):
-    """A source that joins one batch from the source of each replica to a global batch."""
+    """Joins one batch of each replica's source to a global batch."""
 
     def __init__(self, sources: list[BatchSource]) -> None:
         self.order = RowOrder(0)
@@ -65,7 +65,7 @@ class PipelineSource(BatchSource):
 
 
 def join_batches(parts: Sequence[UserBatch], position: Position) -> UserBatch:
-    """Return one global batch from the replicas' batches; None stands for a replica whose pipeline has ended."""
+    """Join the replicas' batches to one global batch. None stands for a replica whose pipeline has ended."""
     if len(parts) == 1:
         return parts[0]
     present = [part for part in parts if part is not None]
@@ -78,7 +78,7 @@ def join_batches(parts: Sequence[UserBatch], position: Position) -> UserBatch:
 
 
 def refuse_same_rows(parts: Sequence[UserBatch]) -> None:
-    """Refuse first batches that are equal on all replicas: then the user's function does not look at its context."""
+    """Refuse first batches that are equal on all replicas. The user's function does not look at its context then."""
     rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_batch_array)] for part in parts if part is not None]
     alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])
     if alike and any(has_different_rows(array) for array in rows[0]):
@@ -90,8 +90,10 @@ def refuse_same_rows(parts: Sequence[UserBatch]) -> None:
 
 
 class InputContext:
-    """The number of the replica that a pipeline is for (`input_pipeline_id`), and the number of replicas (`num_input_pipelines`,
-    `num_replicas_in_sync`)."""
+    """The replica that a pipeline is for.
+
+    `input_pipeline_id` is its number; `num_input_pipelines` and `num_replicas_in_sync` are the number of replicas.
+    """
 
     def __init__(self, input_pipeline_id: int, replicas: int) -> None:
         self.input_pipeline_id = input_pipeline_id
@@ -99,7 +101,7 @@ class InputContext:
         self.num_replicas_in_sync = replicas
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the rows of a replica in a global batch of this size.
+        """Compute a replica's rows in a global batch of this size.
 
         Args:
             global_batch_size: A multiple of the number of replicas.
@@ -113,7 +115,7 @@ class InputContext:
 
 
 def make_pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: int) -> PipelineSource:
-    """Return the source of the datasets that the function makes, one for each replica."""
+    """Make one dataset for each replica, and a source that joins them."""
     sources = []
     for replica in range(replicas):
         dataset = dataset_fn(InputContext(replica, replicas))

@@ -1,4 +1,4 @@
-"""The base of strategies, as the loop, the hooks of fit and the checks use it."""
+"""The base of strategies. The loop, the hooks of fit and the checks use this part of a strategy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scopes(threading.local):
 
     @property
     def innermost(self) -> ReplicaStrategy | None:
-        """Return the strategy of the innermost scope around; None outside of every scope."""
+        """The strategy of the innermost scope; None outside of every scope."""
         return self.open[-1] if self.open else None
 
 
@@ -37,7 +37,7 @@ SCOPES = Scopes()
 
 
 class ReplicaStrategy(OwningStrategy):
-    """A strategy as the loop and the hooks of fit use it, in every process in the same order."""
+    """A strategy as the loop and the hooks of fit use it. Every process uses it in the same order."""
 
     agreement = Agreement()
     """The agreement of the processes that run the replicas. By default this process runs all."""
@@ -55,18 +55,21 @@ class ReplicaStrategy(OwningStrategy):
 
     @functools.cached_property
     def on_lead(self) -> tuple[Placement, LeadExchange]:
-        """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
+        """The placement and exchange of steps that are not compiled. All replicas of this process are on its first device."""
         placement = self.placement.on_lead()
         return placement, choose_lead_exchange(placement)
 
     @property
     def writes(self) -> bool:
-        """Return whether this process writes files and shows progress for all processes."""
+        """Whether this process writes files and shows progress for all."""
         return self.agreement.is_first
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """Open a block for steps that call user code: the code finds this strategy by `get_strategy`, in a scope or not."""
+        """Let user code in the block find this strategy by `get_strategy`.
+
+        The block is for steps that call user code, in a scope or not.
+        """
         SCOPES.acting.append(self)
         try:
             yield
@@ -93,13 +96,16 @@ class ReplicaStrategy(OwningStrategy):
         )
 
     def agree(self, variables: list[keras.Variable]) -> None:
-        """Give the variables the same values in all processes, before they are first used."""
+        """Give the variables the same values in all processes. To be called before they are first used."""
 
     def check_alike(self, what: Mapping[str, object]) -> None:
-        """Refuse values that differ between processes; the keys are names for the message."""
+        """Refuse values that differ between processes. The keys are names for the message."""
         self.agreement.check({name: repr(value) for name, value in what.items()})
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
-        """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
+        """Refuse variables of other strategies in replica code.
+
+        Assigned variables are refused too, if replicas cannot agree on their new value.
+        """
         refusals.check_replica_variables(variables, self)
         refusals.check_assigned_variables(assigned, self)

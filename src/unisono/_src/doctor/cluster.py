@@ -1,4 +1,4 @@
-"""Findings about the processes of one training: the facts that differ between them, and the self-test over all of them."""
+"""Findings about the processes of one training. The facts that differ between them, and the self-test over all of them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ SECTION = "processes"
 PLACES = {"host"}
 """Facts that may differ between processes."""
 TRAINABLE = {"processor", "instructions", "caches", "XLA_FLAGS"}
-"""Facts that a strategy lets differ: the self-test shows whether the bits differ too. A strategy refuses differences of the other facts."""
+"""Facts that may differ in a training: the self-test shows whether the bits differ too. A strategy refuses differences of the other
+facts."""
 TIMEOUT = 60
-"""Seconds within which all processes must connect. Each has little to do before."""
+"""Seconds in which all processes must connect. Each has little to do before."""
 
 
 def is_one_of_several() -> bool:
-    """Return whether the environment describes several processes."""
+    """Whether the environment describes several processes."""
     found = describe_by_first(os.environ)
     return found is not None and found[1].processes > 1
 
 
 def meet_processes() -> Agreement:
-    """Connect to the other processes, before JAX starts, and return the agreement with them."""
+    """Connect to the other processes, before JAX starts. The result is the agreement with them."""
     cluster = connect_processes(timeout=TIMEOUT)
     if cluster.processes == 1:
         return Agreement()
@@ -44,7 +45,10 @@ def meet_processes() -> Agreement:
 
 
 def gather_findings(agreement: Agreement, findings: Sequence[Finding]) -> list[Finding]:
-    """Return all findings of process 0, and those of the other processes whose verdict is not ok."""
+    """Gather all findings of process 0, and the others' bad ones.
+
+    Findings of other processes with the verdict "ok" are left out.
+    """
     records = agreement.gather_values("its findings", [finding.to_json() for finding in findings])
     others = [
         dataclasses.replace(finding, subject=f"{finding.subject}, process {number}")
@@ -56,7 +60,7 @@ def gather_findings(agreement: Agreement, findings: Sequence[Finding]) -> list[F
 
 
 def describe_process() -> dict[str, str]:
-    """Return the facts that the bits of this process depend on, by name. JAX need not have started."""
+    """Collect the facts that this process' bits depend on, by name. JAX need not have started."""
     return list_versions() | {
         "host": socket.gethostname(),
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -68,7 +72,7 @@ def describe_process() -> dict[str, str]:
 
 
 def compare_processes(facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
-    """Return a finding for each fact that differs between processes, or one finding where none differs."""
+    """Yield a finding for each fact that differs between processes. If none differs, it yields one finding that says so."""
     hosts = len({fact.get("host") for fact in facts})
     where = f"{len(facts)} processes on {hosts} machine{'s' * (hosts != 1)}"
     names = sorted({name for fact in facts for name in fact} - PLACES)
@@ -84,7 +88,7 @@ def compare_processes(facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
 
 
 def examine_processes(agreement: Agreement, with_self_test: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about differences between processes and about trainings on them, and the bits of each training."""
+    """Find differences between the processes, and train on them. The result has the findings, and the bits of each training."""
     facts = agreement.gather_values("what its bits depend on", describe_process())
     findings = list(compare_processes(facts))
     if not with_self_test:
@@ -96,7 +100,7 @@ def examine_processes(agreement: Agreement, with_self_test: bool) -> tuple[list[
 
 
 def train_together(agreement: Agreement, processes: int) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about trainings on each process alone and on all together, and the bits of each training."""
+    """Train on each process alone and on all together. The result has the findings, and the bits of each training."""
     import jax  # with Keras, for which the examination of a single process does not wait
 
     from unisono._src.doctor import self_test

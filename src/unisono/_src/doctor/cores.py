@@ -13,7 +13,7 @@ from unisono._src.xla import device_kind, runtime
 SECTION = "processor"
 
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
-"""Files with the speed of a core, below the folder that Linux has for it."""
+"""Files with the speed of a core, below its folder in Linux."""
 
 
 class CoreKind(NamedTuple):
@@ -25,7 +25,7 @@ class CoreKind(NamedTuple):
 
 
 def examine_cores() -> Iterator[Finding]:
-    """Return whether the cores that this process may use are alike."""
+    """Find whether the cores that this process may use are alike."""
     allowed = list_allowed_cores()
     kinds = group_cores(allowed)
     if not kinds:
@@ -50,12 +50,12 @@ def examine_cores() -> Iterator[Finding]:
 
 
 def list_allowed_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
+    """List the numbers of the cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(runtime.count_cores()))
 
 
 def group_cores(allowed: Collection[int]) -> dict[CoreKind, list[int]]:
-    """Return the numbers of cores by their kind; nothing where the system does not tell."""
+    """Group the numbers of cores by their kind. Empty if the system does not tell the kinds."""
     kinds: dict[CoreKind, list[int]] = {}
     for core in read_cores():
         number = int(core.get("processor", "-1"))
@@ -73,7 +73,7 @@ def describe_core(number: int, core: dict[str, str]) -> CoreKind:
 
 
 def describe_kinds(kinds: Mapping[CoreKind, list[int]]) -> str:
-    """Return the differences between kinds of cores, in words."""
+    """Describe the differences between kinds of cores."""
     common = set.intersection(*(set(kind.instructions.split()) for kind in kinds))
     texts = []
     for kind, numbers in kinds.items():
@@ -84,7 +84,7 @@ def describe_kinds(kinds: Mapping[CoreKind, list[int]]) -> str:
 
 
 def read_speed(number: int) -> str:
-    """Return the speed of a core in the words of the system; "" where it tells none."""
+    """Read the speed of a core as the system writes it. "" if it has none."""
     for name in SPEEDS:
         try:
             return (device_kind.CORES / f"cpu{number}" / name).read_text().strip()
@@ -94,7 +94,7 @@ def read_speed(number: int) -> str:
 
 
 def format_cores(numbers: Collection[int]) -> str:
-    """Return numbers of cores as `taskset` reads them.
+    """Write numbers of cores as `taskset` reads them.
 
     >>> format_cores([0, 1, 2, 5])
     '0-2,5'

@@ -1,4 +1,4 @@
-"""Findings about the devices on which JAX runs; JAX must have started."""
+"""Findings about the devices on which JAX runs. JAX must have started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTION = "devices"
 
 
 def examine_devices() -> Iterator[Finding]:
-    """Return a finding for each kind of device of this process."""
+    """Yield a finding for each kind of device of this process."""
     devices = jax.local_devices()
     for (platform, kind), count in Counter((device.platform, device.device_kind) for device in devices).items():
         runtime = next(device.client.platform_version for device in devices if device.platform == platform).splitlines()[0]

@@ -1,4 +1,4 @@
-"""The examination of this machine, from the first check to the exit code."""
+"""The examination of this machine, from first check to exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ CHECKS = {
 
 
 def examine_machine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_json: bool) -> int:
-    """Examine this machine, print the findings as they come, and return the exit code.
+    """Examine this machine, and print the findings as they come.
+
+    The result is the exit code.
 
     Args:
         with_self_test: Train on the placements of this machine.
@@ -51,7 +53,7 @@ def examine_machine(with_self_test: bool, with_processes: bool, in_cluster: bool
 
 
 def examine_together(findings: Sequence[Finding], with_self_test: bool, as_json: bool) -> int:
-    """Examine all processes, print in process 0, and return the exit code."""
+    """Examine all processes, and print in process 0. The result is the exit code."""
     agreement = cluster.meet_processes()
     findings = cluster.gather_findings(agreement, findings)
     more, trained = cluster.examine_processes(agreement, with_self_test)
@@ -64,6 +66,6 @@ def examine_together(findings: Sequence[Finding], with_self_test: bool, as_json:
 
 
 def print_conclusion(findings: Sequence[Finding], trained: Sequence[dict[str, Json]], as_json: bool) -> int:
-    """Print the verdict, or everything as JSON, and return the exit code."""
+    """Print the verdict, or everything as JSON. The result is the exit code."""
     print(json.dumps(make_json_record(findings, trained), indent=2) if as_json else format_verdict(findings))
     return compute_exit_code(findings)

@@ -1,4 +1,4 @@
-"""A finding: one fact about this machine, and whether the promise holds with it."""
+"""A finding: one fact, and whether the promise holds with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono._src.typing import Json
 
 
 class PromiseVerdict(enum.StrEnum):
-    """The meaning of a fact for the promise of the same bits."""
+    """What a fact means for the promise of the same bits."""
 
     OK = "ok"
     NOTE = "note"
@@ -37,12 +37,12 @@ class Finding:
 
 
 def read_finding(record: Mapping[str, str]) -> Finding:
-    """Return the finding of a record in JSON."""
+    """Read a finding from its record in JSON."""
     return Finding(record["section"], record["subject"], record["fact"], PromiseVerdict(record["verdict"]), record["advice"])
 
 
 def run_check(section: str, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of a check. A check that raises gives one finding with the error."""
+    """Run a check and collect its findings. A check that raises gives one finding with the error."""
     try:
         return list(check())
     except Exception as error:  # the other checks still run, and the error is a finding too
@@ -50,7 +50,7 @@ def run_check(section: str, subject: str, check: Callable[[], Iterable[Finding]]
 
 
 def compute_exit_code(findings: Sequence[Finding]) -> int:
-    """Return 1 where something breaks the promise, 2 where nothing does but something could not be looked at, else 0."""
+    """Compute the exit code: 1, 2 or 0. 1 if something breaks the promise; else 2 if something could not be looked at; else 0."""
     verdicts = {finding.verdict for finding in findings}
     if PromiseVerdict.BREAKS in verdicts:
         return 1

@@ -1,4 +1,4 @@
-"""Findings about versions: those that are installed, and those with which Unisono works."""
+"""Findings about installed versions, and those that Unisono works with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unisono._src.versions import VERSION, WINDOWS, ReleaseWindow
 
 SECTION = "versions"
 OTHERS = ("jaxlib", "numpy")
-"""Libraries on which bits depend, and of which no release is refused here."""
+"""Libraries that bits depend on, and that may have any release here."""
 
 
 def examine_libraries() -> Iterator[Finding]:
-    """Return a finding for each library on which bits depend."""
+    """Yield a finding for each library that bits depend on."""
     yield Finding(SECTION, "unisono", f"{VERSION}, on Python {platform.python_version()}")
     for window in WINDOWS:
         yield examine_release(window)
@@ -26,7 +26,7 @@ def examine_libraries() -> Iterator[Finding]:
 
 
 def examine_release(window: ReleaseWindow) -> Finding:
-    """Return whether the installed release of a library is one with which Unisono works."""
+    """Find whether Unisono works with the installed release of a library."""
     version = find_version(window.package)
     install = f"pip install '{window.requirement}'"
     if version is None:
@@ -48,7 +48,7 @@ def examine_release(window: ReleaseWindow) -> Finding:
 
 
 def find_version(package: str) -> str | None:
-    """Return the version of a package; None where it is not installed."""
+    """Find the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

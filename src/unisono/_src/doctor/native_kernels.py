@@ -1,4 +1,4 @@
-"""Findings about the native kernels: which of them this process uses."""
+"""Findings about the native kernels that this process uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECTION = "processor"
 
 
 def examine_kernels() -> Iterator[Finding]:
-    """Return a finding about the kernels that this process uses."""
+    """Yield a finding about the kernels that this process uses."""
     try:
         kernels = load_kernels()
     except ValueError as error:
@@ -26,7 +26,7 @@ def examine_kernels() -> Iterator[Finding]:
 
 
 def describe_kernels() -> str:
-    """Return the kernels in words; where a strategy would refuse to start with them, its error."""
+    """Describe the kernels. If a strategy would refuse to start with them, this is its error."""
     try:
         return load_kernels().description
     except ValueError as error:

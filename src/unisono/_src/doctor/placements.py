@@ -1,4 +1,4 @@
-"""The self-test: the same training in fresh processes, on the placements that this machine can make, and the comparison of the bits."""
+"""The self-test: one training on all placements of this machine. Fresh processes train, and the bits are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULE = "unisono._src.doctor.trainer"
 LIMIT = 300
 """Seconds that a process may take: on an idle machine with two cores it takes ten."""
 LAST_LINES = 3
-"""Lines of its standard error that are shown of a process that failed."""
+"""The number of last lines of a failed process' standard error that are shown."""
 
 CLUSTER_VARIABLES = (*AGREEING_VARIABLES, "JAX_COORDINATOR_BIND_ADDRESS")
 """Variables that would connect a process of the self-test to the processes of a training."""
@@ -37,7 +37,10 @@ class TrainerError(Exception):
 
 
 def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about devices and placements, and the bits of each placement. The trainings run side by side."""
+    """Train on all placements, side by side, and compare the bits.
+
+    The result has findings about devices and placements, and the bits of each placement.
+    """
     commands = {
         "several devices": [sys.executable, "-m", MODULE, "counts"],
         "one device": [sys.executable, "-m", MODULE, "new-process"],
@@ -63,7 +66,7 @@ def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, 
 
 
 def run_trainer(command: Sequence[str]) -> dict[str, Json]:
-    """Run a process of the self-test, and return the record that it printed."""
+    """Run a process of the self-test, and read its printed record."""
     try:
         done = subprocess.run(
             command, env=make_environment(os.environ), capture_output=True, text=True, timeout=LIMIT, check=False
@@ -78,7 +81,7 @@ def run_trainer(command: Sequence[str]) -> dict[str, Json]:
 
 
 def make_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process of the self-test.
+    """Make the environment of a process of the self-test.
 
     It is the user's, without a cluster and without a cache of programs on disk. No process reserves the memory of a GPU in advance, so that
     several processes share one.
@@ -89,7 +92,10 @@ def make_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def compare_placements(trained: Sequence[Mapping[str, Json]]) -> list[Finding]:
-    """Return a finding for each placement: its fingerprint, and where it parts from the first placement."""
+    """Make a finding for each placement.
+
+    It has the placement's fingerprint, and the step at which it parts from the first placement.
+    """
     placed = [TrainedBits(**record) for record in trained]
     return [compare_with_first(bits, placed[0]) for bits in placed]
 

@@ -16,7 +16,7 @@ VERDICT = 8
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
-    """Return the findings as a table: a line for each fact, and under it the advice of a finding that has one."""
+    """Format the findings as a table. Each fact has a line. The advice of a finding, if any, stands below it."""
     lines: list[str] = []
     for section, inside in itertools.groupby(findings, key=lambda finding: finding.section):
         lines += ["", section]
@@ -37,7 +37,7 @@ def format_finding(finding: Finding) -> list[str]:
 
 
 def format_verdict(findings: Sequence[Finding]) -> str:
-    """Return the last line, which counts the verdicts."""
+    """Format the last line, which counts the verdicts."""
     counts = Counter(finding.verdict for finding in findings)
     breaks = counts[PromiseVerdict.BREAKS]
     unseen = counts[PromiseVerdict.UNSEEN]
@@ -51,7 +51,7 @@ def format_verdict(findings: Sequence[Finding]) -> str:
 
 
 def make_json_record(findings: Sequence[Finding], trained: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
-    """Return the exit code, the findings and the bits of each training, for programs."""
+    """Collect exit code, findings and bits of each training, for programs."""
     return {
         "exit_code": compute_exit_code(findings),
         "findings": [finding.to_json() for finding in findings],

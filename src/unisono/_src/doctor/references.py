@@ -1,8 +1,9 @@
-"""The kept fingerprints of twelve small trainings, for pairs of versions and for processors, and the table of pairs with the same bits.
+"""The kept fingerprints of twelve small trainings.
 
-The file lies beside this one. A program in the tests writes it. Measured: the versions, the choice between native kernels and XLA's, and
-the processor as XLA sees it decide the bits of a training. The level of the native kernels does not: AVX2 and AVX-512 gave the same
-fingerprints. The build of the native kernels is noted and not compared, so that a change of their source that moves bits is noticed.
+They are kept for pairs of versions and for processors; a table shows the pairs with the same bits. The file lies beside this one. A program
+in the tests writes it. Measured: the versions, the choice between native kernels and XLA's, and the processor as XLA sees it decide the
+bits of a training. The level of the native kernels does not: AVX2 and AVX-512 gave the same fingerprints. The build of the native kernels
+is noted and not compared, so that a change of their source that moves bits is noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LIBRARIES = ("keras", "jax", "jaxlib")
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """The versions, kernels and processor that decide the bits of the kept trainings."""
+    """The versions, kernels and processor of the kept trainings. They decide the bits."""
 
     keras: str
     jax: str
@@ -34,7 +35,7 @@ class Conditions:
 
     @property
     def machine(self) -> tuple[str, str, str, str]:
-        """Return the conditions that are not versions."""
+        """The conditions that are not versions."""
         return self.kernels, self.processor, self.instructions, self.caches
 
 
@@ -57,11 +58,11 @@ class References:
     entries: Sequence[Reference]
 
     def find(self, conditions: Conditions) -> Reference | None:
-        """Return the reference of these conditions; None where there is none."""
+        """Find the reference of these conditions; None if there is none."""
         return next((entry for entry in self.entries if entry.conditions == conditions), None)
 
     def replace(self, new: Reference) -> References:
-        """Return the references with one that is new, or that stands in place of the earlier one."""
+        """Add a reference, in place of one of the same conditions."""
         others = [entry for entry in self.entries if entry.conditions != new.conditions]
         return References(self.bits, sorted([*others, new], key=lambda entry: dataclasses.astuple(entry.conditions)))
 
@@ -70,14 +71,14 @@ class References:
 
 
 def read_references(file: pathlib.Path = FILE) -> References:
-    """Return the references of a file."""
+    """Read the references of a file."""
     record = json.loads(file.read_text())
     entries = [Reference(Conditions(**entry["conditions"]), entry["build"], entry["fingerprints"]) for entry in record["entries"]]
     return References(record["bits"], entries)
 
 
 def format_versions(references: References) -> str:
-    """Return a table for each machine: the pairs of versions, with one letter for those whose fingerprints are all equal."""
+    """Format a table of versions for each machine. Pairs of versions have the same letter if all their fingerprints are equal."""
     lines = [
         f"Versions with the same bits: equal letters stand for equal fingerprints of {count_trainings(references)} small trainings "
         f"(bits {references.bits} of Unisono).",
@@ -91,7 +92,7 @@ def format_versions(references: References) -> str:
 
 
 def format_rows(entries: Sequence[Reference]) -> list[str]:
-    """Return the rows of one machine, the oldest versions first."""
+    """Format the rows of one machine, the oldest versions first."""
     letters: dict[tuple[tuple[str, str], ...], str] = {}
     rows = [f"  {'keras':<10}{'jax':<10}bits"]
     first = entries[0].fingerprints

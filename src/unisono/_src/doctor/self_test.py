@@ -1,4 +1,4 @@
-"""The training of the self-test: small, and of layers that could part placements."""
+"""The training of the self-test. It is small, and of layers that could part placements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepFingerprints(keras.callbacks.Callback):
 
 
 def train_on(strategy: Strategy, placement: str, batch: int = BATCH) -> TrainedBits:
-    """Return the bits of a small training: a convolution, batch normalization, dropout, Adam."""
+    """Train a small model, and take the bits. It has a convolution, batch normalization and dropout; the optimizer is Adam."""
     started = time.monotonic()
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -53,12 +53,12 @@ def train_on(strategy: Strategy, placement: str, batch: int = BATCH) -> TrainedB
 
 
 def name_variable(variable: keras.Variable) -> str:
-    """Return the path of a variable without the number that Keras gives to each seed generator."""
+    """Name a variable by its path, without a seed generator's number. Keras gives each seed generator a new number."""
     return re.sub(r"^seed_generator_\d+", "seed_generator", variable.path)
 
 
 def make_net() -> keras.Model:
-    """Return the net. It and its layers have names, which Keras would number anew for each placement."""
+    """Build the net. It and its layers have names, which Keras would number anew for each placement."""
     stack = [
         layers.Input((SIDE, SIDE, 3)),
         layers.Conv2D(8, 3, strides=2, name="convolution"),

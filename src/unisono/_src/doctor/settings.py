@@ -1,4 +1,4 @@
-"""Findings about settings: flags of XLA and JAX, environment variables, threads."""
+"""Findings about settings: flags, environment variables, threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ KNOWN_FLAGS = {*determinism.FLAGS, EXCESS_PRECISION, DEVICE_COUNT}
 
 
 def examine_gpu_flags() -> Iterator[Finding]:
-    """Return whether kernels on GPU are chosen without measuring, and add in a fixed order."""
+    """Find whether GPU kernels are deterministic.
+
+    They are if JAX chooses them without measuring, and they add in a fixed order.
+    """
     flags = " ".join(f"--{name}={value}" for name, value in determinism.FLAGS.items())
     set_flags = determinism.read_xla_flags()
     wrong = [flag for flag in determinism.list_missing_flags() if flag.lstrip("-").partition("=")[0] in set_flags]
@@ -42,7 +45,7 @@ def examine_gpu_flags() -> Iterator[Finding]:
 
 
 def examine_excess_precision() -> Iterator[Finding]:
-    """Return whether results may be rounded later than the program says."""
+    """Find whether results may be rounded later than the program says."""
     if determinism.get_compiler_options("cpu").get(EXCESS_PRECISION) is not False:
         yield Finding(SECTION, "excess precision", "on: rounding to bfloat16 depends on fusion", PromiseVerdict.BREAKS)
         return
@@ -56,7 +59,7 @@ def examine_excess_precision() -> Iterator[Finding]:
 
 
 def examine_threads() -> Iterator[Finding]:
-    """Return whether JAX would have the two threads that it needs."""
+    """Find whether JAX would have the two threads that it needs."""
     threads = runtime.count_threads()
     cores = runtime.count_cores()
     if threads >= runtime.FEWEST_THREADS:
@@ -74,7 +77,7 @@ def examine_threads() -> Iterator[Finding]:
 
 
 def examine_tensorflow_switch() -> Iterator[Finding]:
-    """Return whether TensorFlow's variable contradicts deterministic strategies. Where it does not, nothing is said."""
+    """Find whether TensorFlow's variable contradicts deterministic strategies. If it does not, there is no finding."""
     name = determinism.TENSORFLOW_VARIABLE
     try:
         determinism.check_tensorflow_switch(deterministic=True)
@@ -84,7 +87,7 @@ def examine_tensorflow_switch() -> Iterator[Finding]:
 
 
 def examine_other_flags() -> Iterator[Finding]:
-    """Return a note on flags of XLA that are not Unisono's."""
+    """Yield a note on flags of XLA that are not Unisono's."""
     others = {name: value for name, value in determinism.read_xla_flags().items() if name not in KNOWN_FLAGS}
     if others:
         written = " ".join(f"--{name}={value}" for name, value in others.items())
@@ -98,7 +101,7 @@ def examine_other_flags() -> Iterator[Finding]:
 
 
 def examine_jax_settings() -> Iterator[Finding]:
-    """Return notes on settings of JAX that make another run."""
+    """Yield notes on settings of JAX that make another run."""
     if settings.jax_enable_x64:
         yield Finding(
             SECTION,

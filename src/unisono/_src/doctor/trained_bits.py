@@ -1,4 +1,4 @@
-"""The bits that a placement computes in the self-test, and the step at which two placements part."""
+"""The bits of a placement in the self-test. They show at which step two placements part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainedBits:
         return self.steps[-1]
 
     def describe_parting(self, other: TrainedBits) -> str:
-        """Return in words where this training parts from another one; "" where the bits are equal."""
+        """Describe where this training parts from another one. "" if the bits are equal."""
         if self.steps == other.steps:
             return ""
         step = next(number for number, pair in enumerate(zip(self.steps, other.steps, strict=True), 1) if pair[0] != pair[1])

@@ -1,4 +1,6 @@
-"""A process that trains the net of the self-test, and prints the fingerprints as its last line, in JSON.
+"""A process that trains the net of the self-test.
+
+It prints the fingerprints as its last line, in JSON.
 
 python -m unisono._src.doctor.trainer TASK
 """
@@ -23,11 +25,14 @@ from unisono._src.typing import Json
 from unisono._src.xla import runtime
 
 COUNTS = (1, 2, 4, 8)
-"""Numbers of devices that are tried. Numbers above those of the machine are left out."""
+"""Numbers of devices that are tried. Numbers that the machine has not are left out."""
 
 
 def train_on_counts() -> dict[str, Json]:
-    """Return the bits of trainings on 1, 2, 4 and 8 devices of this process, and findings about the devices."""
+    """Train on 1, 2, 4 and 8 devices of this process.
+
+    The record has the bits of each training, and findings about the devices.
+    """
     runtime.make_cpu_devices(COUNTS[-1])
     one = OneDeviceStrategy(replicas=REPLICAS)  # JAX starts here, with Unisono's settings
     available = len(jax.local_devices())
@@ -40,13 +45,13 @@ def train_on_counts() -> dict[str, Json]:
 
 
 def train_in_new_process() -> dict[str, Json]:
-    """Return the bits of a training on the one device of a process that makes no other, and compiles for itself."""
+    """Train on the only device of this process. The process makes no other device, and compiles for itself."""
     strategy = OneDeviceStrategy(replicas=REPLICAS)
     return report_trainings([train_on(strategy, f"{describe_devices(1)}, compiled in another process")])
 
 
 def train_in_cluster() -> dict[str, Json]:
-    """Return the bits of a training over the processes of the environment, on one device of each."""
+    """Train over the environment's processes, on one device of each."""
     strategy = MultiWorkerMirroredStrategy(devices=1, replicas=REPLICAS)
     processes = strategy.cluster.processes
     trained = [train_on(strategy, f"{processes} processes, {describe_devices(1)} each")]

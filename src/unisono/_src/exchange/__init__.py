@@ -1,4 +1,4 @@
-"""Exchanges, which add up the contributions of replicas over devices and processes: implementations of one protocol."""
+"""Exchanges: they add up replicas' contributions over devices and processes. All implement one protocol."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ __all__ = [
 
 
 def choose_exchange(placement: Placement) -> Exchange:
-    """Return the exchange of a placement: collectives between devices of a process that have links of their own, else sums on its lead."""
+    """Choose the exchange of a placement.
+
+    Devices of one process that have links of their own use collectives. All others add on the lead.
+    """
     has_links = len(set(placement.devices)) > 1 and placement.lead.platform != "cpu"
     return CollectiveExchange(placement) if has_links and placement.processes is None else choose_lead_exchange(placement)
 
 
 def choose_lead_exchange(placement: Placement) -> LeadExchange:
-    """Return the exchange of a placement that adds on the lead of each process."""
+    """Choose an exchange that adds on each process' lead."""
     return LeadExchange(placement) if placement.processes is None else ProcessExchange(placement)

@@ -1,4 +1,4 @@
-"""Sums over several processes: on the lead of each, and then between the leads.
+"""Sums over several processes: on the lead of each, then between the leads.
 
 Processes of one machine share memory. Others take part in one program of collectives, each with a single device: collectives over several CPU devices
 of a process starve.

@@ -1,4 +1,6 @@
-"""Sums by one program of collectives: for devices with links of their own, and between processes.
+"""Sums by one program of collectives.
+
+It is for devices with links of their own, and between processes.
 
 Every device gets a slice of all nodes (all-to-all), adds them in the order of the reduction tree, and sends its slice of the total to
 the other devices (all-gather). Two devices with one node each send their whole node to each other instead: there are as many bytes,
@@ -27,17 +29,17 @@ from unisono._src.typing import Array
 from unisono._src.xla.determinism import get_compiler_options
 
 Schedule: TypeAlias = tuple[tuple[Node, ...], ...]
-"""For each device, its nodes."""
+"""The nodes of each device."""
 
 SumProgram: TypeAlias = Callable[[Sequence[PackedTree], Array], tuple[PackedTree, Array]]
-"""Of the nodes and the words that the devices send, it makes the total and all words, on each device."""
+"""Takes the devices' nodes, and the words that they send along. Makes the total and all words, on each device."""
 
 BLOCK = 1_250_000
-"""On CPU long vectors are summed in blocks of about this number of elements: what was received is added while it is in the cache."""
+"""On CPU long vectors are summed in blocks of about this number of elements. What was received is then added while it is in the cache."""
 
 
 class CollectiveExchange:
-    """An exchange between the devices of one process, which have links of their own."""
+    """An exchange between linked devices of one process."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -67,7 +69,9 @@ class ProcessSum:
     def total(
         self, nodes: Sequence[PackedTree | None], description: SumDescription, words: tuple[int, ...]
     ) -> tuple[PackedTree, np.ndarray]:
-        """Return (the total on our own device, the words of all processes).
+        """Add nodes over all processes, and exchange words.
+
+        The result is (the total on our own device, the words of all processes).
 
         Args:
             nodes: Our sums, in the order of the description; None for replicas without rows.
@@ -90,7 +94,7 @@ class ProcessSum:
         return typed_jax.map_tree(find_own_data, total), np.asarray(find_own_data(received))
 
     def _join(self, array: Array) -> Array:
-        """Return an array over all processes, of which ours is this one."""
+        """Join our `array` with those of the other processes. Nothing is sent."""
         shape = self._count * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, self._by_process, [array])
 
@@ -100,14 +104,17 @@ def make_empty_node(like: dict[str, jax.ShapeDtypeStruct]) -> PackedTree:
 
 
 def find_own_data(array: Array) -> Array:
-    """Return the data of an array over all processes that lies on our own device."""
+    """Take the part of an array that lies on our device. The array lies over all processes."""
     return array.addressable_data(0)
 
 
 def make_total_program(
     mesh: DeviceMesh, leaves: int, schedule: Schedule
 ) -> Callable[[Sequence[PackedTree], PackedTree], PackedTree]:
-    """Return the program that sums nodes at the first places of arrays, and puts the total at the first place of the last of them."""
+    """Make the program that sums nodes of one process' devices.
+
+    It reads index 0 of each array, and puts the total there in the last array.
+    """
     platform = mesh.lead.platform
 
     def run_on_device(before: Sequence[PackedTree], last: PackedTree) -> PackedTree:
@@ -122,7 +129,10 @@ def make_total_program(
 
 
 def make_sum_program(mesh: Mesh, leaves: int, schedule: Schedule) -> SumProgram:
-    """Return the program that sums nodes of several processes. Their words travel with the nodes of one dtype: each message takes its time."""
+    """Make the program that sums nodes of several processes.
+
+    The words travel with the nodes of one dtype, since each message takes its time.
+    """
     platform: str = mesh.devices[0].platform
 
     def run_on_device(nodes: Sequence[PackedTree], words: Array) -> tuple[PackedTree, Array]:
@@ -144,7 +154,7 @@ NO_WORDS = np.zeros(0, np.int32)
 def sum_nodes(
     leaves: int, schedule: Schedule, own: Sequence[Array], platform: str, words: Array | np.ndarray = NO_WORDS
 ) -> tuple[Array, Array]:
-    """Return (the sum of the nodes of all devices, of which `own` lie on this device, the words of all devices)."""
+    """Sum the nodes of all devices; `own` are this device's. The result is (the sum, the words of all devices)."""
     (width,) = own[0].shape
     dtype = own[0].dtype
     blocks = max(1, round(width / BLOCK)) if platform == "cpu" else 1
@@ -153,7 +163,7 @@ def sum_nodes(
     in_pairs = len(schedule) == 2 and len(own) == 1
     parts = 1 if in_pairs else len(schedule)
     bits = view_bits(words, dtype)
-    sent = jnp.broadcast_to(bits, (len(own), parts, len(bits)))
+    sent = jnp.broadcast_to(bits, (len(own), parts, len(bits)))  # each slice carries the words, since it goes to one device alone
 
     def sum_of_block(number: int | Array) -> tuple[Array, Array]:
         block = typed_jax.take_index(nodes, number, axis=1, keepdims=False).reshape(len(own), parts, -1)
@@ -173,13 +183,13 @@ def sum_nodes(
 
 
 def view_bits(words: Array | np.ndarray, dtype: np.dtype) -> Array:
-    """Return the bits of whole numbers, as unsigned numbers of the size of a dtype: these travel unchanged, whatever a device does with NaN."""
+    """View whole numbers as unsigned numbers of a dtype's size. These travel unchanged, whatever a device does with NaN."""
     whole = jnp.asarray(words).astype("int64" if dtype.itemsize == 8 else "int32")
     return lax.bitcast_convert_type(whole, f"uint{8 * dtype.itemsize}").reshape(-1)
 
 
 def read_bits(received: Array, count: int) -> Array:
-    """Return the whole numbers of each device, of which `view_bits` has made these."""
+    """Read back the whole numbers that `view_bits` has packed. There is a row for each device."""
     size = received.dtype.itemsize
     parts = received.reshape(len(received), count, -1) if size < 4 else received
     return lax.bitcast_convert_type(parts, "int64" if size == 8 else "int32").astype("int32")
@@ -197,12 +207,15 @@ def sum_slices(leaves: int, schedule: Schedule, pieces: Array) -> Array:
 
 
 def deal_out_nodes(nodes: Array) -> Array:
-    """Return this device's slice of the nodes (node, slice, element) of all devices: (device, node, element)."""
+    """Exchange nodes (node, slice, element) by slices (all-to-all).
+
+    This device gets its slice of all devices' nodes: (device, node, element).
+    """
     return typed_jax.all_to_all(nodes, AXIS, split_axis=1, concat_axis=0)
 
 
 def swap_nodes(nodes: Array) -> Array:
-    """Return the whole nodes of both of two devices: (device, node, element)."""
+    """Swap the nodes of two devices: (device, node, element)."""
     others = typed_jax.ppermute(nodes, AXIS, [(0, 1), (1, 0)])
     is_first = lax.axis_index(AXIS) == 0
     return jnp.stack([jnp.where(is_first, nodes, others), jnp.where(is_first, others, nodes)])

@@ -1,4 +1,4 @@
-"""Rows that the processes have computed, concatenated on each of them."""
+"""Rows of all processes, gathered on each of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from unisono._src.typing import Array
 
 @functools.cache
 def get_row_gatherer(placement: Placement) -> RowGatherer:
-    """Return the gatherer of a placement: one for each, since it keeps compiled programs."""
+    """Get the gatherer of a placement. There is one for each, since it keeps compiled programs."""
     return RowGatherer(placement)
 
 
 class RowGatherer:
-    """Gathers rows: every process calls it with its own rows, and gets those of all, in the order of the processes."""
+    """Gathers the rows of all processes on each of them.
+
+    Every process calls it with its own rows. The rows come in the order of the processes.
+    """
 
     def __init__(self, placement: Placement) -> None:
         assert placement.processes is not None
@@ -33,7 +36,9 @@ class RowGatherer:
         self._gather = jit(lambda arrays: arrays, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     def __call__(self, arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[Array]:
-        """Return, for each array, the rows of all processes. `counts` are the rows of each process, for each array.
+        """Gather the rows of all processes, for each array.
+
+        `counts` are the rows of each process, for each array.
 
         The arrays lie on the lead.
         """
@@ -54,11 +59,11 @@ class RowGatherer:
         ]
 
     def of_first(self, array: Array) -> Array:
-        """Return the array of process 0; the arrays of all processes have the same shape."""
+        """Take the array of process 0. The arrays of all processes have the same shape."""
         rows = array.shape[0]
         return self([array], [[rows] + [0] * (self._mesh.size - 1)])[0]
 
     def _global(self, array: Array) -> Array:
-        """Return an array over all processes, of which this process holds `array`."""
+        """Join our `array` with those of the other processes. Nothing is sent."""
         shape = len(self._mesh.devices) * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, PartitionSpec("processes")), [array])

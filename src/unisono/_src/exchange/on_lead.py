@@ -1,4 +1,4 @@
-"""Sums on the lead device of a process: for CPU devices, where collectives can starve each other."""
+"""Sums on the lead of a process. They are for CPU devices, where collectives can starve each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono._src.xla.programs import DeviceProgram
 
 
 class LeadExchange:
-    """An exchange that adds on the lead of one process, and brings the total from there to all of its devices."""
+    """An exchange that adds on the lead of one process. It then brings the total to all devices of the process."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -38,13 +38,16 @@ class LeadExchange:
         return self._spread(self.total_on_lead(sums, description), finished[-1].sums)
 
     def total_on_lead(self, sums: Mapping[range, PackedTree | None], description: SumDescription) -> PackedTree:
-        """Return the sum over all replicas, on the lead, from sums of this process that lie there; None stands for replicas without rows."""
+        """Add this process' sums, which lie on the lead.
+
+        The total is over all replicas. None stands for replicas without rows.
+        """
         total = self.sum_span(range(description.leaves), sums)
         assert total is not None  # some replica has rows
         return total
 
     def _bring_to_lead(self, sums: PackedTree) -> list[PackedTree]:
-        """Return the sum of each device where the lead reads it. A CPU reads the memory of all its devices in place."""
+        """Bring the sum of each device to the lead. A CPU reads the memory of all its devices in place."""
         parts: list[PackedTree] = [{} for _ in self._mesh.devices]
         if not self._mesh.shares_memory:
             sums = self._take_first(self._mesh, tuple((name, array.shape) for name, array in sums.items()), sums)
@@ -54,7 +57,10 @@ class LeadExchange:
         return parts if self._mesh.shares_memory else device_put(parts, self._mesh.lead)
 
     def _spread(self, total: PackedTree, sums: PackedTree) -> PackedTree:
-        """Put the total at the first place of the sums of all devices. Into shared memory it is written: calls are over, and nobody else reads it."""
+        """Put the total at index 0 of all devices' sums.
+
+        Shared memory is written in place: calls are over, and nobody else reads it.
+        """
         if self._mesh.shares_memory:
             for name, array in sums.items():
                 write_first_rows(self._mesh.list_blocks(array), np.asarray(total[name]))
@@ -63,7 +69,7 @@ class LeadExchange:
         return self._put_first(self._mesh, shapes, sums, self._mesh.put_everywhere(total))
 
     def sum_span(self, span: range, sums: Mapping[range, PackedTree | None]) -> PackedTree | None:
-        """Add sums that lie on the lead, over a span of replicas; return None where none of these replicas has rows."""
+        """Add sums on the lead, over a span of replicas. None if none of these replicas has rows."""
         own = {node: value for node, value in sums.items() if span.start <= node.start and node.stop <= span.stop}
         values = [value for value in own.values() if value is not None]
         if len(values) < 2:
@@ -74,7 +80,7 @@ class LeadExchange:
 
 
 def make_adder(span: range, nodes: tuple[tuple[range, bool], ...]) -> DeviceProgram:
-    """Return the program that adds the sums of these nodes that have rows."""
+    """Make the program that adds the sums of nodes with rows."""
 
     def add(values: Sequence[PackedTree]) -> PackedTree | None:
         rest = iter(values)
@@ -85,7 +91,7 @@ def make_adder(span: range, nodes: tuple[tuple[range, bool], ...]) -> DeviceProg
 
 
 def add_vectors(left: PackedTree, right: PackedTree) -> PackedTree:
-    """Return the sum of two contributions. This is the only arithmetic between replicas."""
+    """Add two contributions. This is the only arithmetic between replicas."""
     return map_tree(jnp.add, left, right)
 
 

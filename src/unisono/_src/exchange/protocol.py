@@ -12,18 +12,18 @@ from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 
 Node: TypeAlias = tuple[range, bool]
-"""A node of the reduction tree, by its leaves, and whether there are rows under it."""
+"""A node of the reduction tree, by its leaves, and whether it has rows below it."""
 
 
 class Words(Protocol):
-    """Whole numbers that the processes tell one another with a sum."""
+    """Whole numbers that the processes send along with a sum."""
 
     def collect(self) -> tuple[int, ...]:
-        """Return the words of this process."""
+        """Collect the words of this process."""
         ...
 
     def receive(self, words: np.ndarray) -> None:
-        """Take the words of all processes: a row for each, in their order."""
+        """Take the words of all processes, in their order. Each has a row."""
         ...
 
 
@@ -35,18 +35,18 @@ class SumDescription(NamedTuple):
     nodes: tuple[tuple[Node, ...], ...]
     """The nodes whose sums each process sends."""
     like: dict[str, jax.ShapeDtypeStruct]
-    """A contribution, in shapes: a process may have no replica with rows."""
+    """The shapes of a contribution. A process may have no replica with rows."""
     words: Words
     """Whole numbers that each process sends along. The exchange does not understand them."""
 
 
 class FinishedSums(NamedTuple):
-    """Sums that the devices of a process have finished beside one another."""
+    """Sums that the devices of a process have finished together."""
 
     nodes: tuple[Node | None, ...]
-    """The node of each device; None where a device has none."""
+    """The node of each device; None if a device has none."""
     sums: PackedTree
-    """Over the devices, of which each has an array (place, element); its sum is at the first place."""
+    """Arrays over the devices. Each device has an array (index, element), and its sum is at index 0."""
 
 
 class Exchange(Protocol):
@@ -55,5 +55,8 @@ class Exchange(Protocol):
     placement: Placement
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
-        """Return the last of these arrays, with the sum over all replicas at the first place of each device. Its memory is used again."""
+        """Put the sum over all replicas into the last of these arrays.
+
+        It is at index 0 on each device. The memory of the last array is used again.
+        """
         ...

@@ -20,10 +20,10 @@ FORMATS = {
     "saved_model": keras_formats.write_saved_model,
     "onnx": keras_formats.write_onnx,
 }
-"""The functions that write an export, by formats."""
+"""The function that writes each format."""
 
 NEEDED = {"saved_model": ("tensorflow", "tf", "A SavedModel"), "onnx": ("jax2onnx", "onnx", 'format="onnx"')}
-"""The modules that formats need and that are not installed with Unisono, with the extra that installs them."""
+"""The modules that formats need and that Unisono does not install, with the extra that installs them."""
 
 
 @says_near_names
@@ -34,9 +34,10 @@ def export(
     overwrite: bool = False,
     inputs: UserBatch | None = None,
 ) -> str:
-    """Write a model to files that run without the model's code: for `un.load_exported`, or for other programs.
+    """Write a model to files that run without its code.
 
-    The files hold the forward pass and the weights, and nothing of devices or of a strategy.
+    `un.load_exported` reads them, or other programs. The files hold the forward pass and the weights, and nothing of devices or of a
+    strategy.
 
     Args:
         model: A built model, made in a scope or outside. A callback of fit may export too.
@@ -71,7 +72,9 @@ def export(
 
 @says_near_names
 def load_exported(path: str | os.PathLike[str]) -> keras.Model:
-    """Load a model that `un.export` wrote, in a strategy's scope or outside: to call, to use as a layer, or to compile.
+    """Load a model that `un.export` wrote: to call, compose or compile.
+
+    It may be loaded in a strategy's scope or outside, and used as a layer.
 
     A StableHLO export is evaluated and trained; a SavedModel, also of plain Keras, is evaluated by TensorFlow.
 
@@ -103,7 +106,7 @@ def load_exported(path: str | os.PathLike[str]) -> keras.Model:
 
 
 def check_exportable(model: object) -> None:
-    """Refuse what is no model, or a model whose variables have no values."""
+    """Refuse what is no model, or has variables without values."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"un.export received {model!r} of type {type(model).__name__}. It exports a keras.Model; write keras.Sequential([layer]) for a "

@@ -1,4 +1,4 @@
-"""A model's forward pass as StableHLO: a function of its variables and its inputs, for any number of rows."""
+"""A model's forward pass as StableHLO. It is a function of variables and inputs, for any number of rows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from unisono._src.typing import AnyArray, Array, Outputs, UserFunction
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 ROWS = (101, 106)
-"""An odd and an even number of rows, which no other length is likely to be."""
+"""An odd and an even number of rows. No other length is likely to be one of them."""
 LENGTH = 64
-"""The length in place of all other open lengths, where the number of rows is given."""
+"""The length for all other open lengths, when the number of rows is fixed."""
 
 
 class ForwardResults(NamedTuple):
@@ -48,14 +48,14 @@ class ForwardResults(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardProgram:
-    """StableHLO with its gradient, and the meaning of its results."""
+    """StableHLO with its gradient, and what its results are."""
 
     code: bytes
     outputs: Structure
     masked: Sequence[int]
-    """The positions of the outputs that have a mask."""
+    """The indices of the outputs that have a mask."""
     assigned: Sequence[int]
-    """The positions of the variables that are assigned."""
+    """The indices of the variables that are assigned."""
 
     @functools.cached_property
     def _exported(self) -> jax_export.Exported:
@@ -68,7 +68,7 @@ class ForwardProgram:
 def make_forward_program(
     model: keras.Model, variables: Sequence[keras.Variable], inputs: InputSignature, training: bool
 ) -> ForwardProgram:
-    """Trace and lower the forward pass, with every unknown length left open."""
+    """Trace and lower the forward pass. Every unknown length is left open."""
     forward = ForwardPass(model, variables, inputs, training)
     attempts = (False, True) if inputs.open_lengths > 1 else (False,)
     for shared in attempts:
@@ -94,7 +94,7 @@ class ExportError(ValueError):
 
 @dataclasses.dataclass(eq=False)
 class ForwardPass:
-    """The function that is exported, and what its trace has shown."""
+    """The exported function, and what its trace has shown."""
 
     model: keras.Model
     variables: Sequence[keras.Variable]
@@ -106,7 +106,7 @@ class ForwardPass:
     _depth: int = 0
     _failed_depth: int = 0
     _culprit: keras.Layer | None = None
-    """The innermost layer that the last error came through."""
+    """The innermost layer that the last error passed through."""
 
     def __call__(self, values: list[Array], arrays: list[Array]) -> tuple[list[Array], ...]:
         mapping = list(zip(self.variables, values, strict=True))
@@ -124,7 +124,7 @@ class ForwardPass:
         return tuple(ForwardResults(outputs, [mask for mask in masks if mask is not None], updates, losses))
 
     def lower(self, shared: bool) -> ForwardProgram:
-        """Trace and lower the function for any number of rows, and for any open lengths, which may be shared by inputs."""
+        """Trace and lower the function for any number of rows. Open lengths stay open. With `shared`, inputs share them."""
         with avoid_platform_kernels(), omit_source_lines():
             function = jax.jit(self.__call__, keep_unused=True)
             exported = jax_export.export(function, platforms=PLATFORMS)(self._variable_specs, self.inputs.make_open_specs(shared))
@@ -132,10 +132,12 @@ class ForwardPass:
         return ForwardProgram(code, self._outputs, self._masked, self._assigned)
 
     def depends_on_rows(self) -> bool:
-        """Return whether the operations depend on the number of rows, or a single row has results of another rank.
+        """Whether the operations depend on the number of rows.
 
-        Where Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
-        batches. Where the code asks which of two numbers is larger, JAX raises.
+        They also do if a single row has results of another rank.
+
+        If Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
+        batches. If the code asks which of two numbers is larger, JAX raises.
         """
         # Not every model takes a length of 64; a model that fails at every length is refused elsewhere.
         with contextlib.suppress(Exception):
@@ -150,7 +152,7 @@ class ForwardPass:
         return [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in self.variables]
 
     def explain_failure(self, error: Exception) -> ExportError:
-        """Return an error that says what failed, in which layer, and what to write."""
+        """Make an error that explains the failure. It says what failed, in which layer, and what to write."""
         name = self.model.name
         said = summarize_failure(error)
         layer = self._culprit
@@ -193,13 +195,20 @@ class ForwardPass:
             raise
 
     def _note_failure(self, layer: keras.Layer, depth: int) -> None:
-        """Note a call that raised. The error of a deeper call came through it; before, layers may have failed and the model gone on."""
+        """Note a call that raised.
+
+        If a deeper call raised just before, its error came through this one. Otherwise the earlier failure is forgotten: the model went on
+        after it.
+        """
         if self._culprit is None or self._failed_depth != depth + 1:
             self._culprit = layer
         self._failed_depth = depth
 
     def _check(self, scope: ReadingScope) -> None:
-        """Refuse variables that the model does not track: the program takes no others. Metrics are ignored, since a file measures nothing."""
+        """Refuse variables that the model does not track.
+
+        The program takes no others. Metrics are ignored, since a file measures nothing.
+        """
         known = {id(variable) for variable in [*self.variables, *self.model.metrics_variables]}
         used = [*(("assigns", *item) for item in scope.assigned.items()), *(("reads", *item) for item in scope.read.items())]
         unknown = [(verb, variable) for verb, key, variable in used if key not in known]
@@ -216,7 +225,7 @@ def list_operations(program: ClosedJaxpr) -> list[list[str]]:
 
 
 def summarize_failure(error: BaseException) -> str:
-    """Return the first line of the error of JAX or of the layer, without the text that Keras adds."""
+    """Take the first line of JAX's or the layer's error. The text that Keras adds is left out."""
     error = find_first_error(error)
     inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     line = (inner[1] if inner else str(error)).strip().partition("\n")[0]

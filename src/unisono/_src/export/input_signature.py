@@ -1,4 +1,4 @@
-"""The inputs of an exported model: names, shapes and dtypes of arrays, and their structure."""
+"""The inputs of an exported model. Names, shapes and dtypes of arrays, and their structure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ArraySpec(Protocol):
-    """An array, a symbolic tensor, or anything else that has a shape and a dtype."""
+    """An array, or another thing with a shape and a dtype. Symbolic tensors have both."""
 
     @property
     def shape(self) -> Sequence[int | None]: ...
@@ -41,31 +41,34 @@ class InputSignature:
     shapes: Sequence[Sequence[int | None]]
     dtypes: Sequence[str]
     converts: bool
-    """Whether the model converts its inputs to these dtypes and ranks by itself, as functional and sequential models do."""
+    """Whether the model converts its inputs to these dtypes and ranks by itself. Functional and sequential models do."""
 
     def arrays(self, given: UserBatch) -> list[KerasObject]:
-        """Return the arrays of a batch in order, checked and converted to the dtypes of the inputs."""
+        """List the arrays of a batch in order, checked and converted. They get the dtypes of the inputs."""
         leaves = match_leaves(self.structure, given, self.names)
         return [self._convert_array(index, ops.convert_to_tensor(array)) for index, array in enumerate(leaves)]
 
     def nest(self, arrays: Sequence[object]) -> PyTree:
-        """Return the arrays in the structure that the model takes."""
+        """Nest the arrays in the structure that the model takes."""
         return build_tree(self.structure, arrays)
 
     @property
     def keras_signature(self) -> list[PyTree]:
-        """Return the signature for Keras' own export: one positional argument, with its structure."""
+        """The signature for Keras' own export. It has one positional argument, with its structure."""
         described = zip(self.names, self.shapes, self.dtypes, strict=True)
         return [self.nest([keras.InputSpec(shape=shape, dtype=dtype, name=name) for name, shape, dtype in described])]
 
     @property
     def open_lengths(self) -> int:
-        """Return the number of open lengths, beside the number of rows."""
+        """The number of open lengths, beside the number of rows."""
         return sum(length is None for shape in self.shapes for length in shape[1:])
 
     def make_open_specs(self, shared: bool) -> list[jax.ShapeDtypeStruct]:
-        """Return shapes and dtypes for a trace that holds for any number of rows, and for any open lengths. With `shared`, open
-        lengths along the same axis of several inputs are equal."""
+        """Make shapes and dtypes for a trace with open lengths.
+
+        The trace holds for any number of rows, and for any open lengths. With `shared`, open lengths along the same axis of several inputs
+        are equal.
+        """
         scope = jax_export.SymbolicScope()
         specs = []
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
@@ -75,12 +78,15 @@ class InputSignature:
         return specs
 
     def of_rows(self, rows: int, length: int) -> list[jax.ShapeDtypeStruct]:
-        """Return shapes and dtypes for a trace with this number of rows, and this length in place of each open length."""
+        """Make shapes and dtypes for a trace with fixed lengths.
+
+        It has this number of rows, and `length` in place of each open length.
+        """
         shapes = [(rows, *(length if known is None else known for known in shape[1:])) for shape in self.shapes]
         return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
 
     def _convert_array(self, index: int, array: KerasObject) -> KerasObject:
-        """Return one input with the rank and the dtype that the program takes; refuse other shapes and dtypes."""
+        """Convert one input to the program's rank and dtype. Other shapes and dtypes are refused."""
         name = self.names[index]
         shape = tuple(self.shapes[index])
         dtype = self.dtypes[index]
@@ -105,7 +111,7 @@ class InputSignature:
 
 
 def read_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature:
-    """Return the inputs of a built model.
+    """Read the inputs of a built model.
 
     Args:
         model: A Keras model.
@@ -134,7 +140,7 @@ def read_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature
 
 
 def check_leaf(leaf: object) -> None:
-    """Refuse what is no array, has no axis, or holds texts."""
+    """Refuse a leaf that is no array of numbers with rows. It is no array, has no axis, or holds texts."""
     if not isinstance(leaf, ArraySpec) or leaf.shape is None or not len(leaf.shape):
         raise TypeError(
             f"inputs= received {leaf!r} of type {type(leaf).__name__}. Give arrays whose first axis counts rows, such as x[:1], or "

@@ -1,4 +1,4 @@
-"""The formats that Keras writes: "saved_model", for TensorFlow, and "onnx", for programs that run ONNX files."""
+"""The formats that Keras writes. "saved_model" is for TensorFlow, "onnx" for programs that run ONNX files."""
 
 from __future__ import annotations
 

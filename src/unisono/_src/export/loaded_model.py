@@ -1,4 +1,4 @@
-"""The model that `un.load_exported` makes of StableHLO: its forward pass is the program of the file."""
+"""The model that `un.load_exported` makes of StableHLO. Its forward pass is the program of the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono._src.typing import Config, Json, Outputs, UserBatch
 
 @dataclasses.dataclass(frozen=True)
 class ExportContent:
-    """The content of an export as StableHLO, without the values of the variables."""
+    """The content of a StableHLO export, without the variables' values."""
 
     inputs: InputSignature
     variables: Sequence[VariableDescription]
@@ -30,10 +30,10 @@ class ExportContent:
     policy: str
     """The name of the model's precision."""
     output_names: Sequence[str] | None
-    """The names of the outputs in logs, of a model that has several."""
+    """The names of the outputs in logs, if there are several."""
 
     def record(self) -> dict[str, Json]:
-        """Return the content in JSON, without the programs' code."""
+        """Describe the content in JSON, without the programs' code."""
         record = dataclasses.asdict(self)
         for program in record["programs"].values():
             del program["code"]
@@ -41,7 +41,7 @@ class ExportContent:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Json], codes: Mapping[str, bytes]) -> ExportContent:
-        """Return the content that a record describes, with the code of its programs."""
+        """Build the content from its record and the programs' code."""
         return cls(
             InputSignature(**record["inputs"]),
             [VariableDescription(**described) for described in record["variables"]],
@@ -55,7 +55,7 @@ class ExportContent:
 class LoadedModel(keras.Model):
     """A model that was exported, without the code of its layers.
 
-    It is evaluated and trained like any other model, by itself or as a layer. Its variables are those of the exported model, and its
+    It is evaluated and trained like any other model, by itself or as a layer. It has the variables of the exported model, and its
     random generators go on from their exported state. Frozen (`trainable = False`) it computes as in inference, in training too.
 
     Args:
@@ -89,12 +89,12 @@ class LoadedModel(keras.Model):
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Return the variables in the order of the exported model, so that both have one fingerprint."""
+        """The variables in the exported model's order. Both models have one fingerprint so."""
         return list(self._in_order)
 
     @property
     def weights(self) -> list[keras.Variable]:
-        """Return the weights in the same order, so that `get_weights` and `set_weights` of both models fit."""
+        """The weights in the same order. `get_weights` and `set_weights` of both models fit so."""
         return [
             variable for variable, described in zip(self._in_order, self.content.variables, strict=True) if not described.seed
         ]
@@ -122,5 +122,5 @@ class LoadedModel(keras.Model):
 
 
 def find_export_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature:
-    """Return the inputs of a model that is exported; a model that was loaded knows its own."""
+    """Find the inputs of a model to export. A loaded model knows its own."""
     return model.content.inputs if isinstance(model, LoadedModel) and example is None else read_inputs(model, example)

@@ -1,4 +1,4 @@
-"""The variables of an exported model: their descriptions, and how they are made again."""
+"""The variables of an exported model. They are described when it is written, and made again when it is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONSTRAINTS = {
     kind.__name__: kind
     for kind in (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.NonNeg, keras.constraints.UnitNorm)
 }
-"""The constraints that a file may name; a name from a file finds no other class."""
+"""The constraints that a file may name. A name from a file finds no other class."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class VariableDescription:
     """A variable without its value."""
 
     name: str
-    """The name, by the variable's place in the model."""
+    """The name, by the variable's path in the model."""
     shape: Sequence[int]
     dtype: str
     trainable: bool
@@ -40,7 +40,10 @@ class VariableDescription:
 
 
 def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[VariableDescription, ...]]:
-    """Return the variables and their descriptions in the model's order, without those of its optimizer and its metrics."""
+    """List the model's variables with their descriptions.
+
+    They are in the model's order, without the variables of optimizer and metrics.
+    """
     paths = {id(variable): path for path, variable in walk_variables(model, "model")}
     trainable = {id(variable) for variable in model.trainable_variables}
     variables = list(model.variables)
@@ -69,25 +72,25 @@ def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[
 
 
 def name_variable(path: str, variable: keras.Variable) -> str:
-    """Return a name for the variable: its place in the model, and the name that the user gave."""
+    """Name the variable by its path and the user's own name."""
     place = ".".join(path.split("/")[1:])
     return place if re.fullmatch(r"variable(_\d+)?", variable.name) else f"{place}.{variable.name}"
 
 
 def describe_constraint(variable: keras.Variable) -> tuple[str, dict[str, Json]] | None:
-    """Return the class and the configuration of the variable's constraint; None for a class of the user's."""
+    """Describe the variable's constraint by class and configuration. None for a class of the user's."""
     kind = type(variable.constraint)
     return (kind.__name__, variable.constraint.get_config()) if CONSTRAINTS.get(kind.__name__) is kind else None
 
 
 def read_values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-    """Return the newest values, also in a callback, while fit holds them outside the model."""
+    """Read the newest values. This also works in a callback, while fit holds them outside the model."""
     newest = map_newest_values(model)
     return [np.array(newest[id(variable)]) for variable in variables]
 
 
 def add_variable(layer: keras.Layer, described: VariableDescription, value: np.ndarray) -> keras.Variable:
-    """Add the described variable to the layer, with this value, and return it."""
+    """Add the described variable to the layer, with this value."""
     variable = layer.add_weight(
         shape=described.shape,
         initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(value, dtype),

@@ -1,4 +1,4 @@
-"""The model that `un.load_exported` makes of a SavedModel: TensorFlow evaluates it."""
+"""The model that `un.load_exported` makes of a SavedModel. TensorFlow evaluates it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ ENDPOINT = "serve"
 """The name of the forward pass in a SavedModel of Keras."""
 
 MOST_SHAPES = 64
-"""How many shapes of inputs are known with the shapes of their results."""
+"""The number of input shapes whose result shapes are kept."""
 
 
 class SavedModel(keras.Model):
-    """A SavedModel that evaluates and predicts by calls of TensorFlow, on the CPU or where TensorFlow computes.
+    """A SavedModel that evaluates and predicts by calls of TensorFlow.
 
-    It has no variables and no gradient. Frozen (`trainable = False`) it can be the first layer of a model whose other layers train.
+    It runs on the CPU or where TensorFlow computes. It has no variables and no gradient. Frozen (`trainable = False`) it can be the first
+    layer of a model whose other layers train.
 
     Args:
         path: The directory.
@@ -61,7 +62,7 @@ class SavedModel(keras.Model):
         return build_tree(structure, jax.pure_callback(self._serve, like, *arrays))
 
     def compute_output_spec(self, inputs: PyTree, training: bool = False) -> PyTree:
-        """Return the shapes and dtypes of the outputs. Lengths that change with the number of rows stay open."""
+        """Compute the shapes and dtypes of the outputs. Lengths that change with the number of rows stay open."""
         tensors = keras.tree.flatten(inputs)
 
         def find_for(rows: int) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
@@ -70,7 +71,7 @@ class SavedModel(keras.Model):
                 tuple((shape, np.dtype(tensor.dtype)) for shape, tensor in zip(shapes, tensors, strict=True))
             )
 
-        structure, of_two = find_for(2)
+        structure, of_two = find_for(2)  # a length that differs between two and three rows depends on their number
         of_three = find_for(3)[1]
         specs = [
             keras.KerasTensor([a if a == b else None for a, b in zip(two.shape, three.shape, strict=True)], str(two.dtype))
@@ -85,12 +86,12 @@ class SavedModel(keras.Model):
         )
 
     def _compute_results(self, inputs: tuple[tuple[Shape, np.dtype], ...]) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
-        """Return the structure, the shapes and the dtypes of the results for inputs of these shapes and dtypes, by one call with zeros."""
+        """Find the structure and shapes of the results by one call. The call gets zeros of these input shapes and dtypes."""
         structure, arrays = self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs])
         return structure, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
     def _serve(self, *arrays: Array) -> list[HostArray]:
-        """Return the results of the endpoint. The compiled program calls this, with arrays of the host."""
+        """Compute the results of the endpoint. The compiled program calls this, with arrays of the host."""
         return self._call_endpoint(arrays)[1]
 
     def _call_endpoint(self, arrays: Sequence[AnyArray]) -> tuple[Structure, list[HostArray]]:
@@ -101,7 +102,7 @@ class SavedModel(keras.Model):
 
 
 def read_signature(argument: PyTree) -> InputSignature:
-    """Return the inputs of an endpoint that Keras wrote, from TensorFlow's description of its one argument."""
+    """Read the inputs of an endpoint that Keras wrote. TensorFlow describes its one argument."""
     structure, specs = flatten_tree(unwrap_containers(argument))
     return InputSignature(
         structure,
@@ -113,7 +114,7 @@ def read_signature(argument: PyTree) -> InputSignature:
 
 
 def unwrap_containers(nested: PyTree) -> PyTree:
-    """Return lists and dicts without TensorFlow's wrappers, with sorted keys: TensorFlow's order changes from run to run."""
+    """Strip TensorFlow's wrappers from lists and dicts, and sort keys. TensorFlow's order of keys changes from run to run."""
     if isinstance(nested, dict):
         return {key: unwrap_containers(nested[key]) for key in sorted(nested)}
     if isinstance(nested, list | tuple):

@@ -1,4 +1,4 @@
-"""The format "stablehlo": programs, weights and a record in one checkpoint, checked bit by bit when it is loaded."""
+"""The format "stablehlo": programs, weights and a record in one checkpoint. It is checked bit by bit when it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_stablehlo(model: keras.Model, path: Path, example: UserBatch | None) -
     modes = {"inference": False, "training": True}
     programs = {mode: make_forward_program(model, variables, inputs, training) for mode, training in modes.items()}
     names = getattr(model, "output_names", None)  # only functional models have them
-    # The precision of a quantized model is that of its activations: the program has the rest.
+    # A quantized model takes the precision of its activations: the program has the rest.
     policy = model.dtype_policy.name.rpartition("_from_")[2]
     content = ExportContent(inputs, described, programs, policy, names and tuple(names))
     arrays = {f"{WEIGHTS}{variable.name}": value for variable, value in zip(described, values, strict=True)}

@@ -19,7 +19,9 @@ class StructureError(TypeError):
 
 
 def flatten_tree(nested: PyTree) -> tuple[Structure, list[PyTree]]:
-    """Return the structure and the leaves of a tree of lists, tuples, dicts with texts as keys, and None. Dicts keep their order.
+    """Split a tree into its structure and its leaves.
+
+    It is a tree of lists, tuples, dicts with texts as keys, and None. Dicts keep their order.
 
     Example:
         >>> flatten_tree({"b": 5.0, "a": [6.0, None]})
@@ -67,10 +69,10 @@ def build_tree(structure: Structure, leaves: Sequence[object]) -> PyTree:
 
 
 def match_leaves(structure: Structure, given: PyTree, names: Sequence[str]) -> list[PyTree]:
-    """Return the leaves of a tree that has this structure, or one that means the same.
+    """List the leaves of a tree that has this structure.
 
-    As in Keras' functional models, a list equals a tuple, a leaf equals a list of one leaf, and a dict by the names of the leaves
-    equals a list of the leaves.
+    A structure that means the same will do. As in Keras' functional models, a list equals a tuple, a leaf equals a list of one leaf, and a
+    dict by the names of the leaves equals a list of the leaves.
 
     Args:
         structure: The expected structure.

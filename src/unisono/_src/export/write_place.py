@@ -1,4 +1,4 @@
-"""Writing of an export: first beside its path, so that it is there as a whole or not at all."""
+"""The writing of an export, as a whole or not at all. It is written beside its path first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_saved_model(path: Path) -> bool:
 
 
 def write_atomically(path: Path, overwrite: bool, write: Callable[[Path], None]) -> None:
-    """Call `write` with a path of the same name in a new folder beside it, and move what it has written to the path."""
+    """Write beside the path, then move the result there. `write` gets a path of the same name in a new folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=path.parent))
     try:

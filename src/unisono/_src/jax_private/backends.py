@@ -1,4 +1,4 @@
-"""The start of JAX, and a CPU backend beside the one that JAX starts."""
+"""The start of JAX, and a second CPU backend."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from jax._src import xla_bridge
 from jaxlib import xla_client
 
 THREADS_VARIABLE = "PJRT_NPROC"
-"""The environment variable by which a CPU backend is told how many threads it has."""
+"""The environment variable for a CPU backend's number of threads."""
 
 
 def has_jax_started() -> bool:
-    """Return whether JAX has made its devices. The question does not make them."""
+    """Whether JAX has made its devices. Asking does not make them."""
     return xla_bridge.backends_are_initialized()
 
 
 @functools.cache
 def make_cpu_device(threads: int) -> jax.Device:
-    """Return a CPU device that JAX does not list, of a backend with this number of threads."""
+    """Make a CPU device that JAX does not list. Its backend has this number of threads."""
     before = os.environ.get(THREADS_VARIABLE)
     os.environ[THREADS_VARIABLE] = str(threads)
     try:

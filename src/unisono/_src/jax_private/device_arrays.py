@@ -1,4 +1,4 @@
-"""Arrays over several devices, made of a block for each and taken apart without what the public functions do beside."""
+"""Arrays over several devices, made of blocks and taken apart again. The public functions do more at this, which costs time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ from unisono._src.typing import Array
 
 
 def put_blocks(blocks: Sequence[np.ndarray], sharding: Sharding, devices: Sequence[jax.Device]) -> Array:
-    """Send each device its block; return them as one array, joined at the first axis. A CPU device reads an aligned block in place."""
+    """Send each device its block, as one array over the devices.
+
+    The blocks are joined at the first axis. A CPU device reads an aligned block in place.
+    """
     shape = len(devices) * blocks[0].shape[0], *blocks[0].shape[1:]
     return pxla.batched_device_put(core.ShapedArray(shape, blocks[0].dtype), sharding, list(blocks), list(devices))
 
 
 def list_blocks(array: Array) -> Sequence[Array]:
-    """Return the arrays of the single devices that an array consists of, in the order of the devices."""
+    """List an array's single-device arrays, in the order of the devices."""
     return array._arrays  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def take_first_copies(arrays: Sequence[Array]) -> list[Array]:
-    """Return arrays that lie on several devices as arrays of the first of them, of the same memory."""
+    """Take the first device's copies of arrays, in the same memory. The arrays lie on several devices."""
     return [array._fully_replicated_shard() for array in arrays]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def write_first_rows(blocks: Sequence[Array], row: np.ndarray) -> None:
-    """Write the first row of arrays on CPU devices, in place. They must have been computed, and nobody may read them at the moment."""
+    """Write the first row of arrays on CPU devices, in place.
+
+    They must have been computed, and nobody may read them at the moment.
+    """
     address: int = row.__array_interface__["data"][0]
     for block in blocks:
         ctypes.memmove(block.unsafe_buffer_pointer(), address, row.nbytes)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from jaxlib import xla_client
 
 NOBODY = "coordinator_address should be defined."
-"""The error of `jax.distributed.initialize()` where it detects no cluster."""
+"""The error of `jax.distributed.initialize()` if it detects no cluster."""
 
 NO_COUNT = "Number of processes must be defined."
-"""Its error where it detects none, and a variable names the address."""
+"""Its error if it detects no cluster, and a variable names the address."""
 
 
 class KeyValueStore(Protocol):
-    """The client of the key-value store that process 0 keeps: the part of jaxlib's DistributedRuntimeClient that Unisono calls."""
+    """The client of process 0's key-value store. It is the part of jaxlib's DistributedRuntimeClient that Unisono calls."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
 
@@ -29,17 +29,17 @@ class KeyValueStore(Protocol):
 
 
 def get_process_count_and_number() -> tuple[int, int]:
-    """Return the number of processes, and the number of this process. `jax.process_count()` would make the devices."""
+    """Get the number of processes, and the number of this one. `jax.process_count()` would make the devices."""
     return distributed.global_state.num_processes, distributed.global_state.process_id
 
 
 def get_client() -> KeyValueStore | None:
-    """Return the client of the key-value store of process 0; None in a process that is not connected."""
+    """Get the client of process 0's key-value store. None in a process that is not connected."""
     return distributed.global_state.client
 
 
 def keep_collectives_on_loopback() -> None:
-    """Have gloo listen on loopback: by default it listens at the address of this machine's name, where others may reach it."""
+    """Have gloo listen on loopback. By default it listens at the address of this machine's name, where others may reach it."""
 
     def make_cpu_client() -> xla_client.Client:
         gloo = (

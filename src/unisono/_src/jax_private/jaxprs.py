@@ -12,7 +12,10 @@ from jax.interpreters import partial_eval
 
 
 def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
-    """Return (file, line, function) for each frame outside of JAX where an equation was traced, the innermost first."""
+    """List (file, line, function) of an equation's frames outside of JAX.
+
+    These frames traced the equation; the innermost comes first.
+    """
     return [
         (frame.file_name, frame.start_line, frame.function_name)
         for frame in source_info_util.user_frames(eqn.source_info.traceback)
@@ -20,29 +23,32 @@ def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
 
 
 def enter_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
-    """Return a context with the mesh and the compute type that were set where an equation was traced."""
+    """Open an equation's context: the mesh and compute type of its trace."""
     return eqn.ctx.manager
 
 
 def enter_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
-    """Return an equation in one more scope."""
+    """Put an equation into one more scope."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack.extend(name)))
 
 
 def close_program(program: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """Return a nested program with its constants: itself if it has them. Since JAX 0.11, all programs are of the class that may have them."""
+    """Close a nested program over its constants.
+
+    It is passed on if it has them. Since JAX 0.11, all programs are of the class that may have them.
+    """
     return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
 
 
 class LoopInputCounts(NamedTuple):
-    """Counts of the inputs of a `lax.scan` in the first two roles; of the others, each step reads its own place."""
+    """The numbers of constants and carries of a `lax.scan`. The other inputs are sliced: each step reads its own slice."""
 
     consts: int
     carries: int
 
 
 def count_loop_inputs(params: Mapping[str, Any]) -> LoopInputCounts:
-    """Return how many inputs of a `lax.scan` with these parameters are constants and carries."""
+    """Count the constants and carries of a `lax.scan`, by its parameters."""
     if "ft_in" in params:  # since JAX 0.11: a tree of the inputs, by their roles
         consts, carries, _ = params["ft_in"].unpack()
         return LoopInputCounts(len(consts), len(carries))
@@ -50,7 +56,10 @@ def count_loop_inputs(params: Mapping[str, Any]) -> LoopInputCounts:
 
 
 def drop_unneeded(program: ClosedJaxpr, is_wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """Return the program without equations and constants that the wanted results do not need, and whether they need each argument."""
+    """Drop the equations and constants that wanted results do not need.
+
+    The result also has, for each argument, whether it is needed.
+    """
     reduced, is_needed = partial_eval.dce_jaxpr(program.jaxpr, is_wanted)
     operands = [*(operand for eqn in reduced.eqns for operand in eqn.invars), *reduced.outvars]
     read = {operand for operand in operands if not isinstance(operand, Literal)}
@@ -61,7 +70,7 @@ def drop_unneeded(program: ClosedJaxpr, is_wanted: Sequence[bool]) -> tuple[Clos
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Return what an equation makes of operands. In a trace, its scopes and lines become those of the new equation."""
+    """Apply an equation to operands. In a trace, its scopes and lines become those of the new equation."""
     params = eqn.primitive.get_bind_params(eqn.params)
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:

@@ -1,4 +1,4 @@
-"""Machine code: where JAX keeps it, and how it is loaded on other devices than the one that it was compiled for."""
+"""Machine code: JAX's cache of it, and loading it on other devices."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_on_devices(
     devices: Sequence[jax.Device],
     shardings: tuple[Sequence[Sharding], Sequence[Sharding]] | None = None,
 ) -> jax.stages.Compiled:
-    """Load serialized machine code of one device on devices, of which each call runs all.
+    """Load serialized machine code of one device on several devices.
 
-    `shardings` are those of the arguments and of the results over several devices, of which each is given its part. Executables of CPU
-    carry their devices, hence new options.
+    Each call runs all of them. `shardings` are those of the arguments and results over several devices, each of which gets its part.
+    Executables of CPU carry their devices, hence new options.
     """
     options = compiler.get_compile_options(
         num_replicas=len(devices), num_partitions=1, device_assignment=np.array([[device] for device in devices])
@@ -56,7 +56,7 @@ def load_on_devices(
 
 
 def describe_whole(part: core.ShapedArray, sharding: Sharding) -> core.ShapedArray:
-    """Return an array of which each device has such a part, in shapes."""
+    """Describe the array that has such a part on each device."""
     if sharding.is_fully_replicated:
         return part
     return part.update(shape=(len(sharding.device_set) * part.shape[0], *part.shape[1:]))

@@ -1,4 +1,4 @@
-"""The trace that is under way, and what traces write into programs."""
+"""The current trace, and what traces write into programs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from unisono._src.typed_jax import settings
 
 
 def get_trace_state() -> object:
-    """Return an object that is equal on two lines if JAX traces both as parts of the same function."""
+    """Get a mark of the current trace. Two lines have equal marks if JAX traces both as parts of the same function."""
     return core.get_opaque_trace_state(convention="nnx")
 
 
 def is_jit_disabled() -> bool:
-    """Return whether the user has switched compilation off, by `jax.disable_jit` or by JAX_DISABLE_JIT."""
+    """Whether the user has switched compilation off. `jax.disable_jit` does, and JAX_DISABLE_JIT."""
     return bool(settings.jax_disable_jit)
 
 
 def omit_source_lines() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which programs, traced in this thread, hold no paths of source files."""
+    """Open a context in which programs hold no source paths. It holds for programs that this thread traces."""
     return config.traceback_in_locations_limit(0)

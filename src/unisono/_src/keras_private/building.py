@@ -12,13 +12,15 @@ from unisono._src.typing import UserBatch
 
 
 def needs_batch(model: keras.Model) -> bool:
-    """Return whether Keras needs a batch to build the model, its metrics or its losses."""
+    """Whether Keras needs a batch to build model, metrics or losses."""
     containers = [container for container in (model._compile_metrics, model._compile_loss) if container is not None]
     return not all(part.built for part in [*list_layers(model), *containers])
 
 
 def build_by_calling(model: keras.Model, batch: UserBatch) -> None:
-    """Build what Keras could not build without values, by a forward pass, the metrics and the losses on these rows.
+    """Build what Keras could not build without values.
+
+    The forward pass, the metrics and the losses run on these rows.
 
     Variables that had a value before keep it, and metrics are reset.
     """

@@ -14,18 +14,18 @@ CHANGING_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
 }
-"""Attributes that change in callbacks of Keras that decide; a test reads the sources of these classes."""
+"""Attributes that change in Keras' deciding callbacks. A test reads the sources of these classes."""
 
 
 def list_callbacks(callbacks: UserObject) -> list[keras.callbacks.Callback]:
-    """Return the callbacks in the argument `callbacks` of fit."""
+    """List the callbacks in the argument `callbacks` of fit."""
     if isinstance(callbacks, CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
 def acts_at_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
-    """Return whether a callback does something at the hooks of single batches, in mode "train" or "test".
+    """Whether a callback acts at single batches, in mode "train" or "test".
 
     Keras' progress bar does not count. Callbacks that save by epochs have such hooks too, and do nothing there.
     """
@@ -37,11 +37,11 @@ def acts_at_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
 
 
 def set_first_epoch(model: keras.Model, epoch: int) -> None:
-    """Set the first epoch of the call of fit that is about to begin."""
+    """Set the first epoch of the next call of fit."""
     model._initial_epoch = epoch
 
 
 def forget_first_epoch(model: keras.Model) -> None:
-    """Reset the first epoch: Keras would keep it for every later call of fit."""
+    """Reset the first epoch. Keras would keep it for every later call of fit."""
     if model._initial_epoch:
         model._initial_epoch = None

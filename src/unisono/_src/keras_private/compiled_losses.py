@@ -20,7 +20,7 @@ from unisono._src.typing import KerasObject, Outputs, PyTree
 
 
 def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics that track each loss term, if there is more than one term."""
+    """List the metrics of the loss terms; empty for a single term."""
     compiled = model._compile_loss
     return [] if compiled is None else list(compiled.metrics)
 
@@ -56,7 +56,9 @@ def wrap_losses(model: keras.Model, wrap: Callable[[Callable[..., Array]], Calla
 
 
 def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
-    """Return the outputs of the forward pass of a training step, inside a scope that holds the state.
+    """Call the model's forward pass as a training step does.
+
+    The call is inside a scope that holds the state.
 
     The forward pass is Keras' own, with one difference: in mixed precision, layers that do not cast by themselves (Embedding) add up their
     gradients in float32, as they do if a loop calls `model(x)`. Variables of the model itself are not cast, as in Keras' steps.
@@ -74,7 +76,7 @@ def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
 
 @contextlib.contextmanager
 def autocast_layers(model: keras.Model) -> Generator[None]:
-    """Cast the variables of the model's layers to its precision where they are read in the block, and none of the model's own."""
+    """Cast the layers' variables to the model's precision in the block. The model's own variables are not cast."""
     own = [variable for variable in (*model._trainable_variables, *model._non_trainable_variables) if variable._autocast]
     for variable in own:
         variable._autocast = False
@@ -87,26 +89,26 @@ def autocast_layers(model: keras.Model) -> Generator[None]:
 
 
 def forget_added_losses(model: keras.Model) -> None:
-    """Clear the losses that layers have added; to be called before each trace.
+    """Clear the losses that layers have added, before each trace.
 
-    A layer knows its added losses by `id()`. Ids from an earlier trace may be those of losses of this trace by now. A layer that is called then
-    takes the loss of another layer out of the scope, in plain Keras too.
+    A layer knows its added losses by `id()`. An id from an earlier trace may by now belong to a loss of this trace. A layer that is called
+    then takes the loss of another layer out of the scope, in plain Keras too.
     """
     model._clear_losses()
 
 
 def count_weight_regularizers(model: keras.Model) -> int:
-    """Return the number of losses of regularized weights, which are the last ones of `model.losses`."""
+    """Count the losses of regularized weights. They are the last ones of `model.losses`."""
     return sum(weight.regularizer is not None for weight in model.trainable_weights)
 
 
 def get_loss_tracker(model: keras.Model) -> KerasObject:
-    """Return the metric that tracks the loss; None before compile()."""
+    """Get the metric that tracks the loss; None before compile()."""
     return model._loss_tracker
 
 
 def list_all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return all metrics of a model, including the loss trackers, without metrics that only contain others."""
+    """List all metrics of a model, including the loss trackers. Metrics that only contain others are left out."""
     return [leaf for metric in model.metrics for leaf in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])]
 
 
@@ -115,7 +117,7 @@ def is_class_of_keras(metric: object) -> bool:
 
 
 def is_loss_of_keras(loss: object) -> bool:
-    """Return whether the loss' class and the function that it wraps are both of Keras."""
+    """Whether the loss' class and its wrapped function are Keras' own."""
     return is_class_of_keras(loss) and is_function_of_keras(getattr(loss, "fn", None))
 
 
@@ -125,11 +127,11 @@ class ClassOptions(NamedTuple):
     axis: int
     """The axis of the classes in predictions."""
     ignored: int | None
-    """The label that stands for none."""
+    """The label of values that do not count in the loss; None for no such label."""
 
 
 def find_class_options(loss: object) -> ClassOptions | None:
-    """Return the options of a loss of classes that takes integer labels; None for any other loss."""
+    """Find the options of a loss with integer labels. None for any other loss."""
     if not isinstance(loss, LossFunctionWrapper) or loss.fn is not keras.losses.sparse_categorical_crossentropy:
         return None
     options = loss._fn_kwargs

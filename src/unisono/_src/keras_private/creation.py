@@ -1,4 +1,4 @@
-"""The creation of Keras objects, noticed."""
+"""A watch over the creation of Keras objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TrackedObject: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metr
 
 
 class CreationWatch:
-    """A watch over Keras' classes while a thread is inside of it; any number of threads may enter it.
+    """A watch over Keras' classes while a thread is inside. Any number of threads may enter it.
 
     It calls `made(thing)` for each new layer, optimizer, metric and variable, `model_made(model)` for each new model, and
     `model_used(model)` before a model is compiled or trained. Before and after, Keras' classes are unchanged.
@@ -67,7 +67,10 @@ class CreationWatch:
 
 
 def call_after(stock: Method, note: Callable[[KerasObject], None]) -> Method:
-    """Return a method that also calls `note` with the new object: the one that `__new__` returns, or that `__init__` was given."""
+    """Wrap a method so that `note` gets the new object.
+
+    It is the object that `__new__` returns, or the one that `__init__` was given.
+    """
 
     @functools.wraps(stock)
     def method(cls_or_self: KerasObject, *args: KerasObject, **kwargs: KerasObject) -> KerasObject:

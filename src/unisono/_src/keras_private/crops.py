@@ -15,10 +15,10 @@ from unisono._src.typing import AnyArray, KerasObject
 
 
 def crop_by_slices(stock: Method) -> Method:
-    """Return the form that `RandomCrop.transform_images` has in a trace.
+    """Build the form of `RandomCrop.transform_images` for a trace.
 
-    Keras cuts by `images[top : top + height]`, which JAX accepts only with known positions. The size is known, so that a slice at a
-    traced position gives the same numbers. Everything else (an image no larger than the crop, which is resized) stays as in Keras.
+    Keras cuts by `images[top : top + height]`, which JAX accepts only with known positions. The size is known, so that a slice at a traced
+    position gives the same numbers. Everything else (an image no larger than the crop, which is resized) stays as in Keras.
     """
 
     def transform_images(
@@ -38,7 +38,7 @@ def crop_by_slices(stock: Method) -> Method:
 
 
 def make_crops_compilable(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Return a context for a trace of the model: in it, layers RandomCrop have the form that can be compiled."""
+    """Open a context in which RandomCrop layers can be compiled. It is for a trace of the model."""
     if any(isinstance(layer, keras.layers.RandomCrop) for layer in list_layers(model)):
         return replace_methods({"crop": crop_by_slices})
     return contextlib.nullcontext()

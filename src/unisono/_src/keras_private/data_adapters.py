@@ -1,4 +1,4 @@
-"""Keras' data adapters, and what its iterator over an epoch reads."""
+"""Keras' data adapters, and what its epoch iterator reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TorchLoader(Protocol):
 
 
 def unpack_batch(batch: UserBatch) -> tuple[PyTree, PyTree, PyTree]:
-    """Return (x, y, sample weights) of a batch; None for what it has not."""
+    """Split a batch into (x, y, sample weights). A missing part is None."""
     return data_adapter_utils.unpack_x_y_sample_weight(unwrap_batch(batch))
 
 
@@ -57,7 +57,7 @@ def iterate_array_batches(
     chosen: Callable[[np.ndarray, RowNumbers], object],
     first: int = 0,
 ) -> Iterator[UserBatch]:
-    """Return Keras' batches of arrays, from batch `first` on.
+    """Iterate over Keras' batches of arrays, from batch `first` on.
 
     Args:
         rows_of_batch: Returns the rows of a batch, from (batch, start, stop).
@@ -80,27 +80,27 @@ def iterate_array_batches(
 
 
 def get_array_order(adapter: ArrayDataAdapter) -> tuple[int, bool | str]:
-    """Return (number of rows, shuffle argument) of an adapter of arrays."""
+    """The number of rows and the shuffle argument of an array adapter."""
     return adapter._num_samples, adapter._shuffle
 
 
 def get_tf_dataset(adapter: data_adapters.TFDatasetAdapter) -> UserObject:
-    """Return the dataset of tf.data that an adapter reads."""
+    """The dataset of tf.data that an adapter reads."""
     return adapter._dataset
 
 
 def is_map_dataset(adapter: object) -> TypeGuard[data_adapters.GrainDatasetAdapter]:
-    """Return whether an adapter reads a `grain.MapDataset`, whose batches have an index."""
+    """Whether an adapter reads a `grain.MapDataset`, whose batches have an index."""
     return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
 
 
 def iterate_map_batches(adapter: data_adapters.GrainDatasetAdapter, start: int) -> Iterator[UserBatch]:
-    """Return the batches of a `grain.MapDataset` from batch `start` on, as Keras converts them."""
+    """Iterate over a `grain.MapDataset` from batch `start` on. Keras converts the batches."""
     return iter(adapter.get_jax_iterator()[start:])
 
 
 def is_pipeline(dataset: UserObject) -> bool:
-    """Return whether the dataset is one of grain, tf.data or torch, for which Keras has adapters."""
+    """Whether the dataset is one of grain, tf.data or torch. Keras has adapters for these."""
     return any(
         is_one(dataset)
         for is_one in (data_adapters.is_tf_dataset, data_adapters.is_torch_dataloader, data_adapters.is_grain_dataset)
@@ -108,17 +108,17 @@ def is_pipeline(dataset: UserObject) -> bool:
 
 
 def find_torch_loader(adapter: object) -> TorchLoader | None:
-    """Return the DataLoader of torch that an adapter reads; None if it reads another source."""
+    """Find the torch DataLoader that an adapter reads. None if it reads another source."""
     return adapter._dataloader if isinstance(adapter, data_adapters.TorchDataLoaderAdapter) else None
 
 
 def make_adapter(x: UserObject, batch_size: int | None, steps: int | None) -> DataAdapter:
-    """Return Keras' adapter for inputs without targets."""
+    """Make Keras' adapter for inputs without targets."""
     return get_data_adapter(x, batch_size=batch_size, steps_per_epoch=steps)
 
 
 def read_first_batch(iterator: KerasObject) -> UserBatch:
-    """Return the first batch, and move the iterator back to its start."""
+    """Read the first batch, and reset the iterator to its start."""
     _, _, batches = next(iter(iterator))
     batch = next(batches)
     iterator.reset()
@@ -126,7 +126,9 @@ def read_first_batch(iterator: KerasObject) -> UserBatch:
 
 
 def count_static_rows(model: keras.Model) -> int | None:
-    """Return the number of rows that the model's inputs fix, by `Input(batch_size=...)`; None if the number is free.
+    """Read the batch size that the model's inputs fix. None if it is free.
+
+    `Input(batch_size=...)` fixes it.
 
     A Sequential model that was built by a batch has the rows of this batch in its inputs, but they fix nothing.
     """
@@ -135,14 +137,17 @@ def count_static_rows(model: keras.Model) -> int | None:
 
 
 def replace_adapter(iterator: EpochIterator, adapt: Callable[[DataAdapter], DataAdapter]) -> None:
-    """Replace the adapter of an iterator over an epoch by `adapt(adapter)`."""
+    """Replace the adapter of an epoch iterator by `adapt(adapter)`."""
     iterator.data_adapter = adapt(iterator.data_adapter)
     # Keras would send whole batches to the first device, ahead of time, unless it is a CPU.
     object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
 
 
 def stop_workers(adapter: PyDatasetAdapter) -> None:
-    """Stop the workers of one pass. Nobody waits for batches that are not read: when a program ends, or is interrupted, they may never come."""
+    """Stop the workers of one pass.
+
+    Nobody waits for batches that are not read: when a program ends, or is interrupted, they may never come.
+    """
     enqueuer: KerasObject = adapter.enqueuer
     if enqueuer is None:
         return
@@ -153,7 +158,10 @@ def stop_workers(adapter: PyDatasetAdapter) -> None:
 
 
 def is_call_of_fit(keywords: Keywords) -> bool:
-    """Return whether a call of `evaluate` with these keywords is a validation of `fit`, which keeps its iterator from epoch to epoch."""
+    """Whether these keywords of `evaluate` come from `fit`'s validation.
+
+    `fit` keeps its validation iterator from epoch to epoch.
+    """
     return bool(keywords.get("_use_cached_eval_dataset"))
 
 

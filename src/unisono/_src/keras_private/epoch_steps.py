@@ -1,4 +1,4 @@
-"""The way in which Keras' loop goes through the steps of an epoch: several at a time, or from a later step on."""
+"""How Keras' loop goes through the steps of an epoch. It takes several steps at a time, or begins at a later step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from unisono._src.typing import KerasObject, UserBatch
 Batches: TypeAlias = "Iterator[UserBatch] | NoStep"
 """The batches of a step."""
 Group: TypeAlias = Callable[[Iterator[UserBatch], int, bool, bool], Iterator[UserBatch]]
-"""`group(batches, count, is_first, is_last)` returns the batches of `count` steps: the first ones of an epoch, or the last ones, or none of these."""
+"""`group(batches, count, is_first, is_last)` makes the batches of `count` steps. The flags say whether they begin or end an epoch."""
 
 
 class EpochSteps:
-    """Control over the way in which Keras' loop goes through the steps of an epoch."""
+    """Control over how Keras' loop goes through an epoch's steps."""
 
     def __init__(self, iterator: EpochIterator) -> None:
         self._iterator: KerasObject = iterator
@@ -28,32 +28,36 @@ class EpochSteps:
         self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
         self._loops_before = 0
         self._resumed: Iterator[UserBatch] | None = None
-        """The batches of the pass in the middle of which the loop began."""
+        """The batches of a resumed pass: the loop began in its middle."""
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
     def group_steps(self, size: Callable[[int], int], group: Group) -> None:
-        """Take several steps at a time, as with `steps_per_execution`: `size(step)` of them, but none beyond the end of the epoch.
+        """Take several steps at a time, as with `steps_per_execution`.
 
-        The steps get what `group` returns in place of the iterator.
+        These are `size(step)` steps, but none beyond the end of the epoch. The steps get the iterator that `group` makes.
         """
         self._grouping = size, group
 
     def begin_at_step(
         self, step: int, batches: Iterator[UserBatch], read: int, before_step: Callable[[], None] | None = None
     ) -> None:
-        """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
+        """Begin the next epoch at this step, with these batches.
 
-        `before_step` is called after `on_epoch_begin` of callbacks, and before their `on_train_batch_begin`. If no batch
-        is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of its last step.
+        `read` batches of their pass were read before. `before_step` is called after `on_epoch_begin` of callbacks, and before their
+        `on_train_batch_begin`. If no batch is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch
+        with the logs of its last step.
         """
         self._begin = step, batches, read, before_step
 
     def read_loops(self, loops: int) -> None:
-        """Read, when the next loop begins, what this many loops before it have read: the source is then where they left it."""
+        """Read what `loops` earlier loops read, when the next loop begins. The source is then where they left it."""
         self._loops_before = loops
 
     def close(self) -> None:
-        """End what reads ahead for steps that do not come: the workers of a dataset would wait for them when the program ends."""
+        """Close the readers that read ahead of the last step.
+
+        Otherwise the workers of a dataset would wait for them when the program ends.
+        """
         for batches in (self._iterator._current_iterator, self._resumed):
             close = getattr(batches, "close", None)
             if close is not None:
@@ -66,22 +70,25 @@ class EpochSteps:
 
     @property
     def steps(self) -> int | None:
-        """Return the number of steps in an epoch; None if it is not known."""
+        """The number of steps in an epoch; None if it is unknown."""
         return self._iterator.num_batches
 
     @property
     def are_passes(self) -> bool:
-        """Return whether each epoch is a pass over the data."""
+        """Whether each epoch is a pass over the data."""
         return self._iterator.steps_per_epoch in (None, self._iterator.data_adapter.num_batches)
 
     def is_pass_over(self, read: int) -> bool:
-        """Return, at the end of an epoch, whether the next epoch begins another pass, if `read` batches of this pass were read."""
+        """Whether the next epoch begins another pass.
+
+        To be asked at the end of an epoch. `read` batches of this pass were read.
+        """
         iterator = self._iterator
         length = self._iterator._num_batches
         return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
 
     def _read_loop(self) -> None:
-        """Read the batches of one loop of `evaluate`, and move the iterator back to its start, as the next `evaluate` does."""
+        """Read the batches of one `evaluate` loop, and reset the iterator. The next `evaluate` resets it so."""
         iterator = self._iterator
         with iterator.catch_stop_iteration():
             for begin, end, batches in self._stock():
@@ -135,7 +142,7 @@ class EpochSteps:
             get_iterator = iterator._get_iterator
             object.__setattr__(iterator, "_get_iterator", get_batches_once)
         iterator._current_iterator = batches
-        iterator._steps_seen = read - first_step
+        iterator._steps_seen = read - first_step  # Keras counts the skipped steps, too: it has seen `read` batches behind them
         yield from ((begin, end, remaining) for begin, end, remaining in self._stock() if begin >= first_step)
 
     def _more_in_epoch(self, step: int) -> bool:
@@ -146,7 +153,7 @@ class EpochSteps:
 
 
 class ReadBatches:
-    """Batches that are read before a step takes them, so that their number is known. An error of the source is raised after the last of them."""
+    """Batches that are read ahead, so that their number is known. An error of the source is raised after the last of them."""
 
     def __init__(self, batches: Iterator[UserBatch], most: int) -> None:
         self._batches: list[UserBatch] = []
@@ -159,7 +166,7 @@ class ReadBatches:
         self._length = len(self._batches) + (self._error is not None)
 
     def __len__(self) -> int:
-        """Return how many batches there were; an error counts as one."""
+        """The number of batches; an error counts as one."""
         return self._length
 
     def __iter__(self) -> Iterator[UserBatch]:
@@ -172,4 +179,4 @@ class ReadBatches:
 
 
 class NoStep:
-    """A substitute for batches: nothing is left to train on in this epoch."""
+    """Stands for batches when an epoch has no step left."""

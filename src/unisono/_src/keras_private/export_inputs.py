@@ -1,4 +1,4 @@
-"""Access to Keras for an export: the inputs that a model knows, and programs without kernels of this machine."""
+"""What an export needs of Keras. The inputs that a model knows, and programs without kernels of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ rnn: Any = importlib.import_module("keras.src.backend.jax.rnn")  # a function of
 
 
 def find_input_tensors(model: keras.Model) -> PyTree | None:
-    """Return the nested symbolic inputs of a functional or sequential model; None if the model knows none."""
+    """Find the nested symbolic inputs of a functional or sequential model. None if the model knows none."""
     if isinstance(model, Functional):
         return model.input
     if isinstance(model, keras.Sequential) and model._functional is not None:
@@ -26,7 +26,7 @@ def find_input_tensors(model: keras.Model) -> PyTree | None:
 
 
 def list_lost_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables whose values are neither in the variables nor in the model: a loop of Keras over another model holds them."""
+    """List the variables whose values are in neither variables nor model. A loop of Keras over another model holds them."""
     held = get_held_state(model)
     variables = group_variables(model)
     groups = [name for name in ("trainable_variables", "non_trainable_variables") if not held.get(name)]
@@ -34,13 +34,13 @@ def list_lost_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def write_back_state(model: keras.Model) -> None:
-    """Write the values that fit has trained so far into the variables, in a callback of fit, as Keras does before it saves."""
+    """Write the state of a running fit into the variables. Keras does so before it saves, in a callback of fit."""
     model.jax_state_sync()
 
 
 @contextlib.contextmanager
 def avoid_platform_kernels() -> Iterator[None]:
-    """Keep layers, for the block, from kernels that this machine has and another may not have."""
+    """Keep layers from platform kernels in the block. Another machine may not have these kernels."""
     flash = keras.config.is_flash_attention_enabled()
     is_gpu_available = rnn._is_gpu_available
     keras.config.disable_flash_attention()

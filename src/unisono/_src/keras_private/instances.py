@@ -1,4 +1,4 @@
-"""Attributes of one object that Keras does not see when it tracks layers and variables."""
+"""Attributes of one object, set without Keras' tracking."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Method: TypeAlias = Callable[..., KerasObject]
 """A method of Keras, or a function in its place."""
 
 UNSET = object()
-"""A mark for an attribute that only the class has, or a base class."""
+"""A mark for an attribute that the object lacks, and its class or a base has."""
 
 
 def set_untracked(model: object, name: str, value: object) -> None:
-    """Set an attribute of one object, unseen by Keras' tracking of layers and variables."""
+    """Set an attribute without Keras' tracking of layers and variables."""
     object.__setattr__(model, name, value)
 
 

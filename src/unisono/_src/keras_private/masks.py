@@ -10,12 +10,12 @@ from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
 
 MASKS = "_keras_mask_dict"
-"""The name of the dict in which Keras keeps the masks of tensors that take no attributes, such as traced ones."""
+"""The name of Keras' dict of masks, for tensors that take no attributes, such as traced ones."""
 
 
 @contextlib.contextmanager
 def hide_masks() -> Iterator[None]:
-    """Hide all masks for the block, which is a trace: only tensors that get a mask in it have one.
+    """Hide all masks for the block, which is a trace. Only tensors that get a mask in it have one.
 
     Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets a mask when its tensor is collected. If
     another thread collects the tensor (for example one that writes a checkpoint), the mask stays, for the next tensor with this id.

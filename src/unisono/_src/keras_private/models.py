@@ -1,4 +1,4 @@
-"""The methods of a model's trainer, and a model's layers."""
+"""A model's layers, and the methods of its trainer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PRIVATE_METHODS = {"build_by": "_symbolic_build", "take_state": "_get_jax_state"
 
 
 def get_class_method(model: keras.Model, name: str) -> Method:
-    """Return the method of the model's class, by Keras' public or our name, even if another one was set on the model."""
+    """Get a method of the model's class, under Keras' name or ours. A method that was set on the model itself is passed over."""
     return getattr(type(model), PRIVATE_METHODS.get(name, name)).__get__(model)
 
 
 def replace_trainer_method(model: keras.Model, name: str, method: Method) -> None:
-    """Set a method on one model, by Keras' public or our name, with the signature and documentation of the class' method."""
+    """Set a method on one model, under Keras' name or ours. It keeps the signature and docstring of the class' method."""
     name_of_keras = PRIVATE_METHODS.get(name, name)
     stock = getattr(type(model), name_of_keras)
 
@@ -33,13 +33,13 @@ def replace_trainer_method(model: keras.Model, name: str, method: Method) -> Non
 
 
 def release_state(model: keras.Model) -> None:
-    """Write the state into the variables and drop all other references to it, at the end of a loop, however it ended."""
+    """Write the state into the variables and drop other references. To be called at the end of a loop, however it ended."""
     model.jax_state_sync()
     set_untracked(model, "_jax_state", None)
 
 
 def list_layers(model: keras.Layer) -> list[keras.Layer]:
-    """Return a model or a layer with all its inner layers."""
+    """List a model or a layer with all its inner layers."""
     return list(model._flatten_layers())
 
 
@@ -48,12 +48,12 @@ def is_of_keras(class_or_function: object) -> bool:
 
 
 def supports_jit(model: keras.Model) -> bool:
-    """Return whether all layers of the model declare that they can be compiled. If one does not, Keras compiles nothing."""
+    """Whether all layers declare that they can be compiled. If one does not, Keras compiles nothing."""
     return all(layer.supports_jit for layer in list_layers(model))
 
 
 def find_eager_option(model: keras.Model) -> str | None:
-    """Return the option of compile() that forbids to compile steps; None if they are compiled.
+    """Find the option of compile() that forbids compiled steps. None if steps are compiled.
 
     If a layer does not declare that it can be compiled, Keras' `jit_compile` is False by default; most such layers can be compiled on JAX.
     """
@@ -67,5 +67,5 @@ def is_built(model: keras.Layer) -> bool:
 
 
 def overrides_method(model: keras.Model, method: str) -> bool:
-    """Return whether the model's class overrides a method of Keras' trainer."""
+    """Whether the model's class overrides a method of Keras' trainer."""
     return getattr(type(model), method) is not getattr(keras.Model, method)

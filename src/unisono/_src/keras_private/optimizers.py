@@ -22,10 +22,10 @@ MAY_HOLD_SETTINGS = (list, tuple, dict, *SETTING_HOLDERS)
 
 
 def read_attributes(holder: KerasObject, seen: frozenset[int] = frozenset()) -> dict[str, object]:
-    """Return the attributes of an optimizer, and those of optimizers and schedules in it: numbers and texts by value, everything else by
-    identity.
+    """Read the attributes of an optimizer, with those of inner ones.
 
-    A tuple with the object itself keeps the object alive, so that no other one gets its id; Python never compares the objects.
+    Inner ones are the optimizers and schedules that it holds. Numbers and texts are read by value, everything else by identity. A tuple
+    with the object itself keeps the object alive, so that no other one gets its id; Python never compares the objects.
     """
     seen |= {id(holder)}
     attributes: dict[str, object] = {}
@@ -38,12 +38,17 @@ def read_attributes(holder: KerasObject, seen: frozenset[int] = frozenset()) -> 
 
 
 def read_optimizer_settings(model: keras.Model) -> list[dict[str, object]]:
-    """Return the settings of the optimizers that a model holds: the one of `compile`, and others as in the model of a GAN."""
+    """Read the settings of all optimizers that a model holds.
+
+    The one of `compile`, and others, as the model of a GAN has them.
+    """
     return [read_attributes(part) for value in vars(model).values() for part in list_holders(value)]
 
 
 def list_holders(value: object) -> list[KerasObject]:
-    """Return the optimizers and schedules that an attribute holds, as it does in a `LossScaleOptimizer` and a `MultiOptimizer`.
+    """List the optimizers and schedules that an attribute holds.
+
+    `LossScaleOptimizer` and `MultiOptimizer` hold others so.
 
     A collection is looked through if its first item is one: all others are as long as the list of weights, and this is asked in every step.
     """
@@ -56,7 +61,7 @@ def list_holders(value: object) -> list[KerasObject]:
 
 
 def list_optimizers(holder: keras.Model | keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """Return an optimizer, or the optimizers that are attributes of a model."""
+    """List an optimizer itself, or the optimizers that a model holds."""
     values = [holder] if isinstance(holder, keras.optimizers.Optimizer) else list(vars(holder).values())
     return [part for value in values for part in list_holders(value) if isinstance(part, keras.optimizers.Optimizer)]
 
@@ -66,8 +71,11 @@ OLD_SETTINGS = ("lr", "decay")
 
 
 def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset()) -> list[str]:
-    """Return the attributes that were set on an optimizer, or on an optimizer in it, with the name of an old setting or nearly that of a
-    setting. Other attributes that its class does not know are notes of the user's."""
+    """List attributes of an optimizer that look like settings and do nothing.
+
+    They have the name of an old setting, or nearly the name of a setting. Inner optimizers count too. Other attributes that the class does
+    not know are the user's own notes.
+    """
     known = list_known_names(type(optimizer))
     seen |= {id(optimizer)}
     own = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
@@ -81,7 +89,7 @@ def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset(
 
 
 def is_like_setting(name: str, settings: Sequence[str]) -> bool:
-    """Return whether an attribute was probably meant to be a setting.
+    """Whether an attribute was probably meant to be a setting.
 
     A setting with a word before or behind it is another name.
 
@@ -95,7 +103,7 @@ def is_like_setting(name: str, settings: Sequence[str]) -> bool:
 
 @functools.lru_cache
 def list_known_names(cls: type) -> set[str]:
-    """Return the names of a class and its bases, and the names that their methods use as attributes."""
+    """List the attribute names that a class and its methods know. Its bases count too."""
     functions = [value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, types.FunctionType)]
     return {name for function in functions for name in function.__code__.co_names} | {
         name for base in cls.__mro__ for name in vars(base)
@@ -103,26 +111,26 @@ def list_known_names(cls: type) -> set[str]:
 
 
 def list_optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the variables that the optimizer was built for."""
+    """List the variables that the optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
 def list_loss_scales(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Return the optimizer's variables that scale the loss: none but a loss scale."""
+    """List the optimizer's variables that scale the loss. Only a `LossScaleOptimizer` has one."""
     return [optimizer.dynamic_scale] if isinstance(optimizer, LossScaleOptimizer) else []
 
 
 def open_name_scope(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[object]:
-    """Return the name scope in which Keras builds the optimizer."""
+    """Open the name scope in which Keras builds the optimizer."""
     return backend.name_scope(optimizer.name, caller=optimizer)
 
 
 def check_known_variables(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Refuse, as Keras does, variables that the optimizer was not built for."""
+    """Refuse variables that the optimizer was not built for. Keras refuses them too."""
     optimizer._check_variables_are_known(variables)
 
 
 def list_updated_ids(optimizer: keras.optimizers.Optimizer) -> set[int]:
-    """Return the ids of the optimizer's own variables that an update changes: all except the learning rate."""
+    """List the ids of optimizer variables that an update changes. These are all except the learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return {id(variable) for variable in optimizer.variables if variable is not getattr(inner, "_learning_rate", None)}

@@ -22,16 +22,17 @@ WITHOUT_OPTIMIZER = tuple(name for name in STATE_NAMES if name != "optimizer_var
 
 
 def hold_state(model: keras.Model, names: tuple[str, ...], state: State) -> None:
-    """Keep a state on the model: callbacks read it, and the model returns to it when the loop ends, however it ends."""
+    """Keep a state on the model, where callbacks read it. The model returns to it when the loop ends, however it ends."""
     set_untracked(model, "_jax_state", dict(zip(names, state, strict=True)))
     set_untracked(model, "_jax_state_synced", False)
 
 
 def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
-    """Return the model's state as lists of arrays. Keras takes it in the same way, but here the state is stored somewhere at every moment.
+    """Take the model's state as lists of arrays.
 
-    Keras empties the variables first: an interrupt at this moment would leave a model without weights. An array that two variables share, such
-    as weights that were overwritten by their averages, is copied, because the memory of the state is used again.
+    Keras takes it in the same way, but here the state is stored somewhere at every moment. Keras empties the variables first: an interrupt
+    at this moment would leave a model without weights. An array that two variables share, such as weights that were overwritten by their
+    averages, is copied, because the memory of the state is used again.
     """
     names = [name for name in STATE_NAMES if groups.get(name)]
     variables = group_variables(model)
@@ -49,7 +50,7 @@ def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
 
 
 def group_variables(model: keras.Model) -> dict[str, list[keras.Variable]]:
-    """Return the model's variables, by the names of Keras' groups."""
+    """Group the model's variables by the names of Keras' groups."""
     optimizer = getattr(model, "optimizer", None)
     return {
         "trainable_variables": model.trainable_variables,
@@ -60,22 +61,22 @@ def group_variables(model: keras.Model) -> dict[str, list[keras.Variable]]:
 
 
 def list_variable_ids(model: keras.Model) -> list[int]:
-    """Return the ids of the trainable variables and of the others. Their numbers do not tell which variables are trained."""
+    """List the ids of the trainable variables, then of the others. Their counts alone do not tell which variables are trained."""
     return [id(variable) for group in (model.trainable_variables, model.non_trainable_variables) for variable in group]
 
 
 def get_held_state(model: keras.Model) -> dict[str, Values]:
-    """Return the state that a loop of Keras holds outside of the model's variables; empty where none does."""
+    """Get the state that a loop holds outside of the variables. Empty if no loop holds one."""
     return model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
 
 
 def is_write_back(code: CodeType) -> bool:
-    """Return whether a function is the one by which Keras writes back to the variables what a loop holds."""
+    """Whether this is Keras' function that writes a loop's state back. It writes to the variables."""
     return code is keras.Model.jax_state_sync.__code__
 
 
 def map_newest_values(model: keras.Model) -> dict[int, Array]:
-    """Return the newest values of the model's variables, by the variables' ids: also in a callback, while a loop holds them."""
+    """Map the ids of variables to their newest values. This also works in a callback, while a loop holds the values."""
     held = get_held_state(model)
     newest: dict[int, Array] = {}
     for name, variables in group_variables(model).items():
@@ -85,38 +86,38 @@ def map_newest_values(model: keras.Model) -> dict[int, Array]:
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Return whether the variable holds its value: it does not while a loop of Keras holds the value."""
+    """Whether the variable holds its value. It does not while a loop of Keras holds the value."""
     return variable._value is not None
 
 
 def find_stateless_scope() -> keras.StatelessScope | None:
-    """Return the innermost StatelessScope around this line; None if there is none."""
+    """Find the innermost StatelessScope around this line. None if there is none."""
     return backend.get_stateless_scope() if backend.in_stateless_scope() else None
 
 
 def list_model_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the model, of its optimizer and of its metrics."""
+    """List the variables of the model, its optimizer and its metrics."""
     return [variable for group in group_variables(model).values() for variable in group]
 
 
 def get_raw_value(variable: keras.Variable) -> Array:
-    """Return the variable's array, in the variable's dtype."""
+    """The variable's array, in the variable's dtype."""
     return variable._value
 
 
 def get_raw_values(variables: Sequence[keras.Variable]) -> list[Array]:
-    """Return the variables' arrays, in the variables' dtypes."""
+    """The variables' arrays, in the variables' dtypes."""
     return [variable._value for variable in variables]
 
 
 def set_raw_values(variables: Sequence[keras.Variable], values: Sequence[Array]) -> None:
-    """Set the variables' arrays to others of the same shapes and dtypes, which were computed from them."""
+    """Set the variables' arrays, of unchanged shapes and dtypes. The new arrays were computed from the old ones."""
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
 
 
 class RecordingScope(keras.StatelessScope):
-    """A StatelessScope that records assigned variables, also variables outside of its mapping."""
+    """A StatelessScope that records assigned variables. Variables outside of its mapping count too."""
 
     def __init__(self, state_mapping: Sequence[tuple[keras.Variable, AnyArray]], **options: bool) -> None:
         super().__init__(state_mapping=state_mapping, **options)
@@ -135,7 +136,7 @@ class RecordingScope(keras.StatelessScope):
 
     @property
     def replaced(self) -> set[int]:
-        """Return the ids of variables that were assigned, and whose value before was not read; `assign_add` reads it."""
+        """The ids of variables that were assigned without being read first. `assign_add` reads."""
         return self.assigned.keys() - self._used
 
 

@@ -1,4 +1,7 @@
-"""Names of variables by the structure of the objects that hold them, as in Keras' saving: never by automatic names."""
+"""Names of variables by the objects that hold them.
+
+They follow the structure of the objects, as in Keras' saving, and never automatic names.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ Container: TypeAlias = list[object] | tuple[object, ...] | dict[str, object]
 
 
 def walk_variables(thing: Owner | keras.Variable, path: str) -> Named:
-    """Yield (name, variable) of a model, with its optimizer and metrics, a layer, an optimizer, a metric or a variable."""
+    """Yield (name, variable) of a Keras object.
+
+    It is a variable, a metric, an optimizer, a layer, or a model with its optimizer and metrics.
+    """
     if isinstance(thing, keras.Variable):
         yield path, thing
         return
@@ -41,7 +47,7 @@ def walk_variables(thing: Owner | keras.Variable, path: str) -> Named:
 
 
 def walk_in_order(thing: Owner, path: str) -> Named:
-    """Yield (name, variable) of an object, in order; a variable or a name may come twice."""
+    """Yield (name, variable) of an object, in order. A variable or a name may come twice."""
     if not isinstance(thing, keras.Model):
         yield from walk_saveable(thing, path, set())
         yield from number_variables(thing.variables, f"{path}/others")
@@ -58,11 +64,14 @@ def walk_in_order(thing: Owner, path: str) -> Named:
 
 
 BUILT_LATER = ("metrics/loss", "metrics/compiled")
-"""The metrics that a model has only after compile(), or after its first batch."""
+"""Metrics that a model has only after compile(), or after its first batch."""
 
 
 def walk_metrics(model: keras.Model, path: str) -> Named:
-    """Yield (name, variable) of a model's metrics. Each kind is numbered by itself, so that names do not change with the first batch."""
+    """Yield (name, variable) of a model's metrics.
+
+    Each kind is numbered by itself, so that names do not change with the first batch.
+    """
     tracker = get_loss_tracker(model)
     terms = list_term_trackers(model)
     kinds: dict[str, list[keras.Variable]] = {}
@@ -100,7 +109,7 @@ def walk_container(container: Container, path: str, visited: set[int], outer: se
 
 
 def walk_own_variables(thing: KerasSaveable, path: str) -> Named:
-    """Yield (name, variable) of an object, without the variables of its children."""
+    """Yield (name, variable) of an object without its children."""
     if isinstance(thing, keras.Layer):
         yield from number_variables(thing._trainable_variables + thing._non_trainable_variables, path)
         yield from number_variables([generator.state for generator in thing._seed_generators], f"{path}/seeds")

@@ -1,1 +1,1 @@
-"""Communication of a process with the others: agreements, its progress, the names of variables and exit codes."""
+"""What a process says to the others. Agreements, its progress, the names of variables and exit codes."""

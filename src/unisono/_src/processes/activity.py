@@ -1,4 +1,4 @@
-"""Reports of the main thread: its last finished step, and what it does now."""
+"""What the main thread reports: its last step, and its work."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ class Activity:
         self.moved_at = time.monotonic()
 
     def report_waiting(self, words: str) -> contextlib.AbstractContextManager[None]:
-        """Report a block that cannot end before the other processes come to the same block. All processes pass the same words."""
+        """Report a block in which this process waits for the others.
+
+        It cannot end before they come to the same block. All processes pass the same words.
+        """
         return self._in_phase(WAITING, words)
 
     def report_busy(self, words: str) -> contextlib.AbstractContextManager[None]:
-        """Report a block of known work that may take long, such as compiling: no process is stuck in it."""
+        """Report a block of known work that may take long. It may be compiling: no process is stuck in it."""
         return self._in_phase(BUSY, words)
 
     @contextlib.contextmanager
@@ -66,11 +69,11 @@ class Activity:
 
 
 _current = [Activity()]
-"""What the watch of this process reads, once it has begun: one for each process, as `jax.distributed`."""
+"""The activity that the watch reads, once it has begun. A process has one, as it has one `jax.distributed`."""
 
 
 def get_activity() -> Activity:
-    """Return the object that the main thread reports to."""
+    """Get the object that the main thread reports to."""
     return _current[0]
 
 

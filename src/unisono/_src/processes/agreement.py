@@ -1,4 +1,4 @@
-"""Agreements of the processes of one training, beside their sums, through the key-value store of `jax.distributed`."""
+"""Agreements of the processes of one training. They go beside the sums, through the key-value store of `jax.distributed`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SLICE = 2000
 
 
 class AgreementError(ValueError):
-    """Processes that are to train together are about to do different things."""
+    """Processes that train together are about to do different things."""
 
 
 class Agreement:
-    """Every process calls the same methods in the same order. A process that is alone agrees with itself.
+    """What all processes decide together. Each makes the same calls in the same order. A process that is alone agrees with
+    itself.
 
-    Values travel as JSON: a tuple arrives as a list.
+    A process that is alone agrees with itself. Values travel as JSON: a tuple arrives as a list.
 
     Example:
         >>> Agreement().of_first("the answer", lambda: 42)
@@ -37,19 +38,19 @@ class Agreement:
         self.number = number
         self.is_alone = processes == 1
         self.wishes_to_stop = False
-        """True where this process wishes to stop. The others learn it with the next sum."""
+        """Whether this process wishes to stop. The others learn it with the next sum."""
         self.has_heard_stop_wish = False
-        """True where the last sum brought a wish to stop: at the same step in all processes."""
+        """Whether the last sum brought a wish to stop. It comes at the same step in all processes."""
         self._processes = processes
         self._calls = itertools.count()
 
     @property
     def is_first(self) -> bool:
-        """Return whether this process writes and shows for all."""
+        """Whether this process writes and shows for all."""
         return self.number == 0
 
     def gather_values(self, about: str, value: T) -> list[T]:
-        """Send a value to the other processes, and return the values of all."""
+        """Gather the values of all processes. Each sends its own."""
         call = next(self._calls)
         if self.is_alone:
             return [value]
@@ -61,7 +62,10 @@ class Agreement:
         self.gather_values(about, None)
 
     def of_first(self, about: str, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns in process 0, or raise its error. The other processes do not call it."""
+        """Compute a value in process 0, and give it to all.
+
+        The other processes do not call `compute`. An error in it is raised in all.
+        """
         call = next(self._calls)
         if not self.is_first:
             return self._receive(call, about, 0)
@@ -77,7 +81,7 @@ class Agreement:
         return value
 
     def is_true_in_any_process(self, about: str, mine: bool) -> bool:
-        """Return whether any process passes True."""
+        """Whether any process passes True."""
         return any(self.gather_values(about, mine))
 
     def check(self, mine: Mapping[str, Json]) -> None:
@@ -92,7 +96,10 @@ class Agreement:
                     )
 
     def agree_to_stop(self, wish: bool) -> bool:
-        """Return whether all stop after this step: this process is alone and wishes to, or the last sum brought a wish to stop."""
+        """Whether all processes stop after this step.
+
+        A process that is alone stops if it wishes to. Several stop if the last sum brought a wish.
+        """
         if self.is_alone:
             return wish
         self.wishes_to_stop = wish
@@ -121,8 +128,10 @@ class Agreement:
         return value
 
     def _wait_for_text(self, key: str, about: str) -> str:
-        """Return the value of a key when it comes, without a limit: the watch ends this process where a process is lost. The wait is in
-        slices, because signals are handled only between them."""
+        """Wait for the value of a key, without a limit.
+
+        The watch ends this process if another one is lost. The wait is in slices, because signals are handled only between them.
+        """
         with progress().report_waiting(f"to hear of {about}"):
             while True:
                 try:
@@ -136,12 +145,12 @@ _current = [Agreement()]
 
 
 def get_agreement() -> Agreement:
-    """Return the agreement of the processes that train together. It is of one process until a strategy begins another."""
+    """Get the agreement of the processes that train together. It is of one process until a strategy begins another."""
     return _current[0]
 
 
 def begin_agreement(number: int, processes: int) -> Agreement:
-    """Begin the agreement of several processes, and return it. A process has one, as it has one `jax.distributed`."""
+    """Begin the agreement of several processes. A process has one, as it has one `jax.distributed`."""
     if get_agreement().is_alone:
         _current[0] = Agreement(number, processes)
     return get_agreement()

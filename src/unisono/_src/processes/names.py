@@ -1,4 +1,4 @@
-"""The words in which the commands and the processes that they start speak to each other: environment variables and exit codes."""
+"""Environment variables and exit codes. By them the commands and the processes that they start speak to each other."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ BOUND = "UNISONO_BOUND"
 """Seconds within which a lost process is named and the others end."""
 
 DEVICES = "UNISONO_DEVICES"
-"""The number of devices of each process, in place of what strategies say."""
+"""The number of devices of each process. It overrides the strategies' own."""
 
 REPLICAS = "UNISONO_REPLICAS"
-"""R, in place of what strategies say."""
+"""R. It overrides the strategies' own."""
 
 SHARED_MEMORY = "UNISONO_SHARED_MEMORY"
 """0: processes of one machine send their sums as messages too."""
 
 OTHER_PROGRAMS = "UNISONO_OTHER_PROGRAMS"
-"""Whether processes may trace other programs than each other: what an audit or a replay runs is recorded, and an audit shows the line."""
+"""Whether processes may trace different programs. An audit or a replay records what it runs, and an audit shows the line."""
 
 REPLAY_STEP = "UNISONO_REPLAY_STEP"
 """The step that the process replays, counted from 0."""
 
 INSPECTOR = "UNISONO_INSPECTOR"
-"""The module whose `make_inspector()` returns the inspector of the process."""
+"""The module whose `make_inspector()` makes the inspector of the process."""
 
 REPLAY_REPORT = "UNISONO_REPLAY_REPORT"
 """The file for what the inspector of a replay sees."""
@@ -50,4 +50,4 @@ LOST = 76
 """The exit code of a process that ended because it lost another one."""
 
 STUCK = 70
-"""The exit code of a process that was stuck or stopped, and learns that the others have given it up."""
+"""The exit code of a process that was stuck or stopped. It learns that the others have given it up."""

@@ -1,4 +1,4 @@
-"""The step that this process replays, if it replays one: it starts from a checkpoint before this step, and writes no checkpoint."""
+"""The step that this process replays, if any. It starts from a checkpoint before this step, and writes no checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from unisono._src.processes import names
 
 
 def get_replayed_step() -> int | None:
-    """Return the step that is replayed, counted from 0; None where this process replays none."""
+    """Read the replayed step, counted from 0. None if this process replays none."""
     text = os.environ.get(names.REPLAY_STEP, "")
     return int(text) if text else None

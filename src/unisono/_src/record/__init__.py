@@ -1,1 +1,1 @@
-"""The record of a run: digests of its steps in a file that only grows."""
+"""The record of a run: digests of its steps in one file. The file only grows."""

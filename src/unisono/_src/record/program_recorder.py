@@ -1,4 +1,4 @@
-"""The recorder of one step program: counts its steps, and describes it in the record."""
+"""The recorder of one step program. It counts the program's steps, and describes the program in the record."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from unisono._src.typing import Array, Json
 
 
 class ProgramRecorder(StepObserver):
-    """Counts the steps of a program that trains, and hands their digests to the recorder of the process, if there is a record."""
+    """Counts a program's training steps, and hands on their digests.
+
+    The recorder of the process gets the digests, if there is a record.
+    """
 
     def __init__(self, name: str, strategy: OwningStrategy, list_recorded: Callable[[], RecordedVariables]) -> None:
         self._name = name
         self._strategy = strategy
         self.list_recorded = list_recorded
-        """Returns the variables that the digests are of."""
+        """Lists the variables whose digests are recorded."""
         self._numbers: dict[tuple[BinaryIO | None, int], int] = {}
-        """Numbers of the program in the record, by the file and the arrays of a batch."""
+        """Numbers of the program in the record, by the file and the number of a batch's arrays."""
         self._entry: Array | None = None
-        """The digests of the state from which the next step starts, where no step has made this state."""
+        """The digests of the entry of the next step, if no step has made it."""
         self._has_warned = False
 
     @property
     def wants_digests(self) -> bool:
-        """Return whether there is a record."""
+        """Whether there is a record."""
         return is_recording()
 
     @property
@@ -72,7 +75,7 @@ class ProgramRecorder(StepObserver):
             )
 
     def _find_number(self, first: int, arrays: int) -> int:
-        """Return the number of the program in the record, which may begin with step `first`."""
+        """Find the program's number in the record. The record may begin with step `first`."""
         recorder = get_recorder()
         number = self._numbers.get((recorder.file, arrays))
         if number is None:

@@ -1,10 +1,12 @@
-"""The file of a record: frames that are only ever added, so that a process that is killed damages the last one at most.
+"""The file of a record: frames that are only ever added.
+
+A process that is killed damages the last frame at most.
 
 A frame is its length, the CRC-32 of its content, and the content: a letter for its kind, then JSON or arrays.
 
     B  a run begins or goes on: its facts, in JSON
     P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
-    E  the state before a step, where no step has made it: the first one, and where it was assigned or restored
+    E  the entry of a step: the state before it, if no step has made it. This is the first state, and one that was assigned or restored
     S  steps of one program
 """
 
@@ -42,11 +44,11 @@ class Steps(NamedTuple):
     first: int
     """The number of the first step in the model's life."""
     positions: np.ndarray
-    """(step, 2), int64: pass and batch of the pass; -1 where a batch has no position."""
+    """(step, 2), int64: pass and batch of the pass; -1 if a batch has no position."""
     rows: np.ndarray
     """(step,), int64: the rows of the global batch."""
     losses: np.ndarray
-    """(step,), float32; `UNTOLD_LOSS` where a step does not tell its loss."""
+    """(step,), float32; `UNTOLD_LOSS` if a step does not tell its loss."""
     row_digests: np.ndarray
     """(step, array of the batch, lane), uint32"""
     digests: np.ndarray
@@ -57,7 +59,7 @@ class Steps(NamedTuple):
 
 
 DTYPES = ("<i8", "<i8", "<f4", "<u4", "<u4")
-"""Of the arrays of `Steps`, in their order."""
+"""The dtypes of the arrays of `Steps`, in their order."""
 
 
 def open_to_append(directory: Path) -> BinaryIO:
@@ -85,13 +87,16 @@ def write_steps(file: BinaryIO, steps: Steps) -> None:
 
 
 def write_frame(file: BinaryIO, content: bytes) -> None:
-    """Add a frame in one write: a process that is killed has written it or not, and what a system writes in part is found by the CRC."""
+    """Add a frame in one write.
+
+    A process that is killed has written it or not. The CRC finds a frame that the system wrote in part.
+    """
     file.write(HEAD.pack(len(content), zlib.crc32(content)) + content)
     file.flush()
 
 
 def iterate_frames(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Return (the place behind a frame, its content) for each whole frame; what lies behind the last one is left."""
+    """Iterate over (end of the frame, its content) for whole frames. It ends at a frame that is damaged or cut."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while len(head := file.read(HEAD.size)) == HEAD.size:
@@ -105,18 +110,18 @@ def iterate_frames(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_place(content: bytes) -> tuple[int, int]:
-    """Return (the number of the program, the number of the first step) of a frame of steps, or of the state before one."""
+    """Read the program's number and the first step's number. The frame is of steps, or of the entry of one."""
     program, step, _ = STEPS.unpack_from(content, 1)
     return program, step
 
 
 def read_entry(content: bytes) -> np.ndarray:
-    """Return the digests (variable, lane) of the state before a step."""
+    """Read the digests (variable, lane) of the entry of a step."""
     return np.frombuffer(content, "<u4", offset=1 + STEPS.size).reshape(-1, 2)
 
 
 def read_steps(content: bytes, arrays: int, variables: int) -> Steps:
-    """Return the steps of a frame; `arrays` of a batch and `variables` have digests."""
+    """Read the steps of a frame. `arrays` of a batch and `variables` have digests."""
     program, first, count = STEPS.unpack_from(content, 1)
     shapes = (count, 2), (count,), (count,), (count, arrays, 2), (count, variables, 2)
     offset = 1 + STEPS.size

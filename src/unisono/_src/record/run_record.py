@@ -14,7 +14,7 @@ from unisono._src.typing import Json
 
 
 class Variable(NamedTuple):
-    """A variable of which a step has a digest."""
+    """A variable with a digest in each step."""
 
     kind: str
     """"gradient", "weight", "state" or "optimizer"."""
@@ -32,7 +32,7 @@ class Program(NamedTuple):
     facts: Json
     """What the bits of the run depend on."""
     placement: Json
-    """The number of devices of each process and the number of processes."""
+    """The number of devices of each process, and the number of processes."""
 
 
 class RecordedStep(NamedTuple):
@@ -41,17 +41,17 @@ class RecordedStep(NamedTuple):
     number: int
     program: Program
     position: tuple[int, int]
-    """Pass and batch of the pass; -1 where the batch has no position."""
+    """Pass and batch of the pass; -1 if the batch has no position."""
     rows: int
     loss: float | None
-    """None where the step does not tell its loss."""
+    """None if the step does not tell its loss."""
     row_digests: tuple[tuple[int, int], ...]
     digests: tuple[tuple[int, int], ...]
     entry: tuple[tuple[int, int], ...] | None = None
-    """The digests of the state before the step, without gradients, where no step has made this state."""
+    """The digests of the entry of the step, without gradients, if no step has made it."""
 
     def has_same_bits(self, other: RecordedStep) -> bool:
-        """Return whether rows, gradients, weights and the optimizer's state are the same."""
+        """Whether rows, gradients, weights and the optimizer's state are equal."""
         return self.row_digests == other.row_digests and self.digests == other.digests
 
 
@@ -74,13 +74,13 @@ class RunRecord(NamedTuple):
 
     @property
     def steps(self) -> dict[int, RecordedStep]:
-        """Return all steps by number, in order. Of a step that was taken again after a resume, the last time."""
+        """All steps by number, in order. A step that was taken again after a resume counts as it was the last time."""
         merged = {number: step for start in self.starts for number, step in start.steps.items()}
         return dict(sorted(merged.items()))
 
 
 def read_run_record(directory: str | os.PathLike[str]) -> RunRecord:
-    """Return the record in a directory; refuse a directory without one."""
+    """Read the record in a directory. A directory without one is refused."""
     directory = Path(directory)
     path = directory / record_file.NAME
     if not path.exists():
@@ -123,7 +123,7 @@ def read_program(content: Json) -> Program:
 
 
 def list_steps(program: Program, steps: Steps) -> list[RecordedStep]:
-    """Return the steps of a frame, one by one."""
+    """List the steps of a frame, one by one."""
     columns = (steps.positions, steps.rows, steps.row_digests, steps.digests)
     rows = zip(*(column.tolist() for column in columns), list_told(steps.losses), strict=True)
     return [

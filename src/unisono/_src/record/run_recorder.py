@@ -1,4 +1,4 @@
-"""The recorder of this process: writes the digests of the steps that train, where a record is asked for."""
+"""The recorder of this process. It writes the digests of training steps, if a record is asked for."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SWITCH = "UNISONO_RECORD"
 """The environment variable that names the directory of a record."""
 
 INSTEAD = "UNISONO_RECORD_INSTEAD"
-"""The environment variable that names the directory of a record in place of any that a script names: tools run scripts that have records of
-their own, which they must not write into."""
+"""The environment variable for a record's directory that overrides the script's own. Tools run scripts that have records, into which they
+must not write."""
 
 EACH_PROCESS = "UNISONO_RECORD_EACH_PROCESS"
-"""The environment variable by which every process writes a record of its own, in the directory "process-N" below that of the run."""
+"""The environment variable by which every process writes a record of its own, into the directory "process-N" below the run's."""
 
 STEPS = "UNISONO_STEPS"
-"""The environment variable that says after how many recorded steps the process ends, with exit code 0."""
+"""The environment variable for the number of recorded steps after which the process ends, with exit code 0."""
 
 MOST_WAITING = 8
 """Calls whose digests may still be on the way. Waiting for an older one costs a training nothing."""
@@ -44,7 +44,7 @@ SECONDS = 0.5
 
 
 class WaitingSteps(NamedTuple):
-    """Steps that were started, whose digests the devices compute. Batches are not kept: they may be large."""
+    """Steps whose digests the devices still compute. Batches are not kept: they may be large."""
 
     program: int
     first: int
@@ -53,7 +53,7 @@ class WaitingSteps(NamedTuple):
     row_digests: np.ndarray
     digests: StepDigests
     entry: Array | None
-    """The digests of the state before the first of the steps, where no step has made this state."""
+    """The digests of the entry of the first step, if no step has made it."""
 
     @classmethod
     def of_batches(
@@ -70,7 +70,7 @@ class WaitingSteps(NamedTuple):
         )
 
     def wait(self) -> record_file.Steps:
-        """Return the steps with their digests, which are waited for."""
+        """Wait for the digests, and give the steps with them."""
         count = len(self.rows)
         losses = np.asarray(self.digests.losses)[:count]
         digests = np.asarray(self.digests.digests)[:count]
@@ -78,10 +78,10 @@ class WaitingSteps(NamedTuple):
 
 
 class RunRecorder:
-    """Writes the steps of all programs of a process into one directory, if there is one.
+    """Writes the steps of all programs of a process into one directory.
 
-    Steps are also written by the thread that writes a checkpoint, before it: else a run that is killed in between would resume behind steps
-    that its record lacks.
+    Without a directory nothing is written. Steps are also written by the thread that writes a checkpoint, before it: else a run that is
+    killed in between would resume behind steps that its record lacks.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None, is_fixed: bool = False) -> None:
@@ -97,12 +97,12 @@ class RunRecorder:
 
     @property
     def directory(self) -> Path | None:
-        """Return the directory of the record; None where nothing is recorded."""
+        """The directory of the record; None if nothing is recorded."""
         return self._directory
 
     @property
     def file(self) -> BinaryIO | None:
-        """Return the open file. The numbers of programs hold for it alone."""
+        """The open file. The numbers of programs hold for it alone."""
         return self._file
 
     @contextlib.contextmanager
@@ -116,7 +116,10 @@ class RunRecorder:
             self._change_directory(before)
 
     def record_from_here(self, directory: str | os.PathLike[str]) -> None:
-        """Record the steps of this process from here on; refuse another directory than that of a record that goes on."""
+        """Record the steps of this process from here on.
+
+        A record that goes on must keep its directory; another one is refused.
+        """
         if not self._is_fixed and self._directory not in (None, Path(directory)):
             raise ValueError(
                 f"record={os.fspath(directory)!r}, and this process records into {os.fspath(self._directory)!r} already. Name one directory for "
@@ -134,7 +137,7 @@ class RunRecorder:
             self._directory = directory
 
     def note_program(self, key: Hashable, first: int, description: Json) -> int:
-        """Return the number of a program in the file. A program that comes for the first time is described there, and so is the run."""
+        """Number a program in the file. A program that comes for the first time is described there, and so is the run."""
         if self._file is None:
             self._begin(first)
         if key not in self._programs:
@@ -177,13 +180,13 @@ class RunRecorder:
         add_writer(self._write_noted)
 
     def _write_noted(self) -> None:
-        """Write all steps that were noted so far; wait for their digests."""
+        """Write all steps that were noted so far. It waits for their digests."""
         with self._writes:
             for _ in range(len(self._waiting)):
                 self._write_oldest()
 
     def _write_arrived(self) -> None:
-        """Write the digests that have arrived, and wait for those that are overdue."""
+        """Write the digests that have arrived. It waits for those that are overdue."""
         while self._waiting and (len(self._waiting) > MOST_WAITING or is_ready(self._waiting[0].digests.digests)):
             self._write_oldest()
         self._written_at = time.monotonic()
@@ -200,17 +203,17 @@ _recorder = RunRecorder(os.environ.get(INSTEAD) or os.environ.get(SWITCH) or Non
 
 
 def get_recorder() -> RunRecorder:
-    """Return the recorder of this process."""
+    """Get the recorder of this process."""
     return _recorder
 
 
 def is_recording() -> bool:
-    """Return whether steps are recorded. It is so in all processes, or in none: their programs must be the same."""
+    """Whether steps are recorded. They are in all processes, or in none: their programs must be the same."""
     return _recorder.directory is not None
 
 
 def writes_record() -> bool:
-    """Return whether this process writes a record: the first one, for all processes, or each its own."""
+    """Whether this process writes a record. The first one does, for all processes, or each its own."""
     return get_agreement().is_first or records_each_process()
 
 
@@ -219,7 +222,7 @@ def records_each_process() -> bool:
 
 
 def end_after_last_step(steps: int) -> None:
-    """End the process with exit code 0 where the environment asks for no more than these steps."""
+    """End the process if it has taken the asked steps. The environment sets their number, and the exit code is 0."""
     text = os.environ.get(STEPS, "")
     if not text:
         return

@@ -1,1 +1,1 @@
-"""Replays of a recorded run: the state before a step is rebuilt, and the step is looked into."""
+"""Replays of a recorded run. The state before a step is rebuilt, and the step is inspected."""

@@ -1,4 +1,4 @@
-"""The first value that is not finite in what a replica computes: the program is computed equation by equation, until a result shows it."""
+"""The first value that is not finite in a replica's computation. The program is computed equation by equation."""
 
 from __future__ import annotations
 
@@ -25,26 +25,28 @@ class NotFinite(NamedTuple):
     kind: str
     """`NAN` or `INFINITY`."""
     equation: core.JaxprEqn | None
-    """The equation that makes it from finite values; None where the input has it."""
+    """The equation that makes it from finite values. None if the input has it."""
     argument: int | None
-    """The number of the argument that has it, of the flat list of all; None where an equation makes it."""
+    """The index of the argument that has it, in the flat list of all. None if an equation makes it."""
     place: tuple[int, ...]
-    """Its first place in the array."""
+    """The index of its first element in the array."""
     shape: tuple[int, ...]
 
 
 class Made(NamedTuple):
-    """An array, and how it came."""
+    """An array, and what made it."""
 
     value: np.ndarray | None
-    """None where the array has no floating-point numbers."""
+    """None if the array has no floating-point numbers."""
     equation: core.JaxprEqn | None
     argument: int | None
     inputs: tuple[core.Var, ...]
 
 
 def find_not_finite(function: Callable[..., PyTree], args: Sequence[PyTree]) -> list[NotFinite]:
-    """Return where values that are not finite come from, in the order in which they are computed; nothing where all results are finite.
+    """Find the origins of values that are not finite.
+
+    They are in the order in which they are computed. Empty if all results are finite.
 
     The first is the place from which all others come. An infinity that becomes a NaN later is followed by the NaN. What does not lead to a
     result, like a mask of infinities that is taken out again, is left out.
@@ -62,7 +64,7 @@ def is_number(leaf: AnyArray) -> bool:
 
 
 def compute_all(program: core.ClosedJaxpr, leaves: Sequence[AnyArray]) -> dict[core.Var, Made]:
-    """Return the values of all variables of a program."""
+    """Compute the values of all variables of a program."""
     values: dict[core.Var, AnyArray] = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     values |= dict(zip(program.jaxpr.invars, leaves, strict=True))
     made = {variable: Made(read_floats(value), None, None, ()) for variable, value in values.items()}
@@ -79,7 +81,7 @@ def compute_all(program: core.ClosedJaxpr, leaves: Sequence[AnyArray]) -> dict[c
 
 
 def compute_equation(program: core.Jaxpr, eqn: core.JaxprEqn, operands: Sequence[AnyArray]) -> Sequence[AnyArray]:
-    """Return the results of one equation of a program."""
+    """Compute the results of one equation of a program."""
     given = {atom: value for atom, value in zip(eqn.invars, operands, strict=True) if isinstance(atom, core.Var)}
     alone = program.replace(
         constvars=[], invars=list(given), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects, debug_info=drop_names(program)
@@ -88,14 +90,14 @@ def compute_equation(program: core.Jaxpr, eqn: core.JaxprEqn, operands: Sequence
 
 
 def read_floats(value: AnyArray) -> np.ndarray | None:
-    """Return an array of floating-point numbers on the host; None for other arrays."""
+    """Read an array of floating-point numbers on the host. None for other arrays."""
     if not is_number(value) or not jnp.issubdtype(value.dtype, jnp.floating):
         return None
     return np.asarray(value, np.float32) if value.dtype.itemsize < 4 else np.asarray(value)
 
 
 def find_kind(made: Made) -> str | None:
-    """Return which value that is not finite an array has, NaN first; None where all are finite."""
+    """Find whether an array holds a NaN or else an infinity. None if all values are finite."""
     if made.value is None:
         return None
     if np.isnan(made.value).any():
@@ -104,7 +106,10 @@ def find_kind(made: Made) -> str | None:
 
 
 def trace_back(made: dict[core.Var, Made], bad: Sequence[core.Var]) -> list[NotFinite]:
-    """Return the origin of results that are not finite: of a NaN where it is made, and before it that of an infinity which it is made of."""
+    """Trace bad results back to their origin.
+
+    A NaN goes back to the equation that makes it. If that reads an infinity, the infinity's origin comes before it.
+    """
     chain: list[NotFinite] = []
     for kind in (NAN, INFINITY):
         starts = [variable for variable in bad if find_kind(made[variable]) == kind]
@@ -117,7 +122,7 @@ def trace_back(made: dict[core.Var, Made], bad: Sequence[core.Var]) -> list[NotF
 
 
 def find_first_made(made: dict[core.Var, Made], starts: Sequence[core.Var], kind: str) -> core.Var:
-    """Return the variable that was computed first of those with a value of this kind from which the starts come."""
+    """Find the first variable of this kind from which the starts come. It is the one that was computed first."""
     order = {variable: place for place, variable in enumerate(made)}
     seen: set[core.Var] = set()
     waiting = list(starts)

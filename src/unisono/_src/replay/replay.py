@@ -1,4 +1,4 @@
-"""The replay of a recorded run: the script is started again on what is here, up to one step, and must have the recorded bits."""
+"""The replay of a recorded run. The script runs again on this machine, up to one step, and must have the recorded bits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_rec
 from unisono._src.replay.replay_report import ReplayReport
 
 INSPECTOR = "unisono._src.replay.step_inspector"
-"""The module that looks into the step, in the process of the script."""
+"""The module that inspects the step, in the script's process."""
 
 
 class ReplayError(Exception):
-    """A replay that cannot be made."""
+    """A replay that is not possible."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +28,21 @@ class ReplaySettings:
     """The options of a replay."""
 
     program: tuple[str, ...]
-    """A script or -m and a module, and its arguments; without arguments it gets those of the recorded run, and an empty program is the recorded
+    """A script or -m and a module, and its arguments. Without arguments it gets those of the recorded run; an empty program is the recorded
     one."""
     run: pathlib.Path
     """The directory of the record."""
     step: int | None
-    """The step, counted from 1; None stands for the first one whose loss is not finite."""
+    """The step, counted from 1. None is the first one whose loss is not finite."""
     devices: int = 1
     is_interactive: bool = False
 
 
 def replay_script(settings: ReplaySettings, folder: pathlib.Path) -> ReplayReport:
-    """Run a script again up to a step of its record; return the comparison, and what was seen of the step. `folder` is empty."""
+    """Run a script again up to a step of its record.
+
+    The report has the comparison with the record, and what the inspector saw of the step. `folder` is empty.
+    """
     record = read_run_record(settings.run)
     recorded = record.steps
     step = choose_step(settings, recorded)
@@ -66,7 +69,7 @@ def replay_script(settings: ReplaySettings, folder: pathlib.Path) -> ReplayRepor
 
 
 def choose_step(settings: ReplaySettings, recorded: dict[int, RecordedStep]) -> int:
-    """Return the number of the step that is asked for; refuse one that was not recorded."""
+    """Choose the step to replay. A step that was not recorded is refused."""
     if not recorded:
         raise ReplayError(f"The record in {str(settings.run)!r} has no steps.")
     if settings.step is None:
@@ -83,7 +86,7 @@ def choose_step(settings: ReplaySettings, recorded: dict[int, RecordedStep]) -> 
 
 
 def choose_program(program: tuple[str, ...], record: RunRecord) -> tuple[str, ...]:
-    """Return the program with its arguments, from the record where they are not given."""
+    """Choose the program and its arguments. What is not given comes from the record."""
     script, *arguments = record.starts[-1].command
     words = program or (script,)
     is_bare = len(words) == 1 + (words[0] == "-m")
@@ -95,9 +98,9 @@ def choose_program(program: tuple[str, ...], record: RunRecord) -> tuple[str, ..
 
 
 def compare_with_recorded(recorded: dict[int, RecordedStep], replayed: dict[int, RecordedStep]) -> RecordDifference | None:
-    """Return the first difference of the replayed steps from the recorded ones; None where there is none.
+    """Find the first difference of the replayed steps from the record. None if there is none.
 
-    A record may be of some steps alone, those of one `fit` of several.
+    A record may have only some of the steps, as of one `fit` of several.
     """
     for number in sorted(recorded.keys() & replayed.keys()):
         before = recorded.get(number - 1)

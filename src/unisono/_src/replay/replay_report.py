@@ -13,7 +13,7 @@ from unisono._src.audit.text_report import format_columns, wrap_text
 from unisono._src.typing import Json
 
 MOST_LAYERS = 40
-"""Layers in the table; the JSON has all."""
+"""The number of layers in the table; the JSON has all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,12 @@ class ReplayReport:
     step: int
     """The step that was replayed, counted from 0."""
     first: int
-    """The step from which the replay went on: 0, or that of a checkpoint."""
+    """The step at which the replay began: 0, or a checkpoint's."""
     replicas: int
     difference: RecordDifference | None
-    """The first difference from the recorded run; None where all bits are the same."""
+    """The first difference from the recorded run. None if all bits are the same."""
     facts: tuple[str, ...]
-    """What the bits depend on and is other here than in the recorded run, where they differ."""
+    """If the bits differ: the facts that are not the recorded run's."""
     seen: Json
     """What the inspector saw of the step."""
 
@@ -51,7 +51,7 @@ class ReplayReport:
 
 
 def format_replay(report: ReplayReport) -> str:
-    """Return the report as text."""
+    """Format the report as text."""
     return "\n".join(
         [*format_equality(report), "", *format_replicas(report), *format_layers(report), "", *format_not_finite(report)]
     )
@@ -76,7 +76,7 @@ def format_equality(report: ReplayReport) -> Iterator[str]:
 
 
 def format_replicas(report: ReplayReport) -> Iterator[str]:
-    """Yield a line for each replica: its rows, its part of the loss, the norm of its gradient."""
+    """Yield a line for each replica. It has the rows, the part of the loss and the norm of the gradient."""
     replicas: list[Json] = report.seen["replicas"]
     yield f"Step {report.step + 1} by replica, of R = {report.replicas}:"
     yield ""
@@ -94,7 +94,7 @@ def format_replicas(report: ReplayReport) -> Iterator[str]:
 
 
 def format_layers(report: ReplayReport) -> Iterator[str]:
-    """Yield a line for each layer: the norms of its gradient in each replica."""
+    """Yield a line for each layer: its gradient norms by replica."""
     replicas: list[Json] = report.seen["replicas"]
     by_layer = [join_layers(replica["gradient_norms"]) for replica in replicas]
     if not any(by_layer):
@@ -113,7 +113,7 @@ def format_layers(report: ReplayReport) -> Iterator[str]:
 
 
 def join_layers(norms: dict[str, float | str]) -> dict[str, float]:
-    """Return the norm of each layer's gradient, from those of its variables by path."""
+    """Join the gradient norms of variables to norms of layers."""
     grouped: dict[str, list[float]] = defaultdict(list)
     for path, norm in norms.items():
         grouped[path.rpartition("/")[0] or path].append(float(norm))
@@ -121,7 +121,7 @@ def join_layers(norms: dict[str, float | str]) -> dict[str, float]:
 
 
 def format_not_finite(report: ReplayReport) -> Iterator[str]:
-    """Yield the first value that is not finite, and the NaN that an infinity becomes."""
+    """Yield the first value that is not finite. If it is an infinity that becomes a NaN, the NaN follows."""
     origins: list[Json] = report.seen["not_finite"]
     if not origins:
         yield "All losses and gradients of the step are finite."

@@ -1,4 +1,4 @@
-"""The inspector of the step that is replayed, in the process that replays it: it writes down what each replica computes, in JSON."""
+"""The inspector of a replayed step, in the replaying process. It writes down what each replica computes, in JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReplicaValues:
         loss = None if replica.loss is None else np.ravel(replica.loss)
         is_told = loss is not None and loss.size == 1 and list_told(loss) != [None]
         self.loss = float(loss[0]) if loss is not None and is_told else None
-        """Its part of the loss: the losses of all replicas add up to the loss of the step. None where the step does not tell it."""
+        """Its part of the loss: the parts of all replicas add up to the loss of the step. None if the step does not tell it."""
         parts = zip(paths, replica.gradients, strict=False)
         self.gradients = {path: np.asarray(gradient) for path, gradient in parts if gradient is not None}
 
@@ -86,7 +86,7 @@ class ReplayInspector(StepObserver):
             self.inspect(step.inspect())
 
     def inspect(self, step: InspectedStep) -> None:
-        """Write the report, and open a prompt where one is asked for."""
+        """Write the report, and open a prompt if one is asked for."""
         replicas = list_replicas(step)
         content = {"replicas": [replica.describe() for replica in replicas], "not_finite": describe_first_not_finite(step)}
         with open(self._report, "w", encoding="utf-8") as file:
@@ -96,20 +96,20 @@ class ReplayInspector(StepObserver):
 
 
 def make_inspector() -> ReplayInspector:
-    """Return the inspector that the environment asks for."""
+    """Make the inspector that the environment asks for."""
     step = get_replayed_step()
     assert step is not None
     return ReplayInspector(step, os.environ[names.REPLAY_REPORT])
 
 
 def list_replicas(step: InspectedStep) -> list[ReplicaValues]:
-    """Return what each replica computes."""
+    """List what each replica computes."""
     paths = [variable.path for kind, variables in step.recorded if kind == GRADIENT for variable in variables]
     return [ReplicaValues(replica, paths) for replica in step.replicas]
 
 
 def open_prompt(number: int, step: InspectedStep, replicas: list[ReplicaValues]) -> None:
-    """Open a prompt with the state before a step, until the user ends it."""
+    """Open a prompt with the state before a step. It is open until the user ends it."""
     values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PROMPT_NAMES.values()}
     for (kind, variables), arrays in zip(list_state_groups(step), step.state, strict=False):
         values[PROMPT_NAMES[kind]] |= {
@@ -120,12 +120,12 @@ def open_prompt(number: int, step: InspectedStep, replicas: list[ReplicaValues])
 
 
 def list_state_groups(step: InspectedStep) -> RecordedVariables:
-    """Return (kind, variables) of the groups of the state; the last group, of metrics, is left out."""
+    """List (kind, variables) of the groups of the state. The last group, of metrics, is left out."""
     return [(kind, variables) for kind, variables in step.recorded if kind != GRADIENT]
 
 
 def describe_first_not_finite(step: InspectedStep) -> list[Json]:
-    """Return where values that are not finite come from, in the first program that has one in its results."""
+    """Describe the origins of values that are not finite. They are of the first program with such a value in its results."""
     paths = [variable.path for _, variables in list_state_groups(step) for variable in variables]
     paths += [""] * len(step.state[-1])
     for program in step.programs:
@@ -137,9 +137,10 @@ def describe_first_not_finite(step: InspectedStep) -> list[Json]:
 
 
 def describe_not_finite(origin: NotFinite, program: InspectedProgram, paths: Sequence[str]) -> Json:
-    """Return a value that is not finite with its row, layer, equation and line, as far as each is known.
+    """Describe a value that is not finite.
 
-    `paths` are those of the variables of the state, in the order of the program's arguments.
+    The description has its row, layer, equation and line, as far as each is known. `paths` are the paths of the state's variables, in the
+    order of the program's arguments.
     """
     described: Json = {"kind": origin.kind}
     described |= dict.fromkeys(("row", "where", "layer", "equation", "source"))
@@ -158,21 +159,24 @@ def describe_not_finite(origin: NotFinite, program: InspectedProgram, paths: Seq
 
 
 def add_replica(described: Json, step: InspectedStep, program: InspectedProgram) -> Json:
-    """Return the description with the replica that has the row, or all rows of the program."""
+    """Add the replica that has the row to the description.
+
+    If no row is known, it is the replica that has all rows of the program. None if there are several.
+    """
     rows = program.rows if described["row"] is None else range(described["row"], described["row"] + 1)
     found = {step.find_replica(row) for row in rows}
     return described | {"replica": found.pop() if len(found) == 1 else None}
 
 
 def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:
-    """Return the description with the row of the data set, where the batch knows it."""
+    """Add the row of the data set, if the batch knows it."""
     chosen = batch.leaves[0].chosen
     row = described["row"]
     return described | {"row_of_data": None if chosen is None or row is None else int(chosen[row])}
 
 
 def describe_equation_origin(eqn: core.JaxprEqn) -> Json:
-    """Return the layer, the equation and the user's line of an equation."""
+    """Describe an equation by its layer, text and user's line."""
     described = describe_equation(eqn, {}, str(eqn.source_info.name_stack), list_places(eqn))
     source = quote_line(Place(*described["lines"][0])) if described["lines"] else None
     return {

@@ -1,1 +1,1 @@
-"""Strategies: the placement of the replicas, and the models and variables that belong to it."""
+"""Strategies: where replicas run, and what belongs to them."""

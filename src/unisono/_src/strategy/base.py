@@ -1,4 +1,4 @@
-"""Strategies: how many replicas, on which devices. The names and the scope of `tf.distribute`."""
+"""Strategies: how many replicas, on which devices. They have the names and the scope of `tf.distribute`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Strategy(ReplicaStrategy):
     """
 
     _uses_all_devices = True
-    """Whether the number of devices, where it is not given, is the machine's."""
+    """Whether the machine decides the number of devices, if it is not given."""
     _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
     """What to write in place of older forms."""
 
@@ -94,7 +94,7 @@ class Strategy(ReplicaStrategy):
         self._meet_others()
         super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
         self._runs = FunctionCache(self)
-        # Where JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
+        # If JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
         if has_jax_started() or not self.agreement.is_alone:
             self._start()
 
@@ -112,29 +112,29 @@ class Strategy(ReplicaStrategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Return R, the number of logical replicas. Where it is given, the question does not start JAX."""
+        """R, the number of logical replicas. If it was given, reading it does not start JAX."""
         return self._arguments.replicas or self.placement.replicas
 
     @property
     def extended(self) -> StrategyExtended:
-        """Return what `tf.distribute` has under this name, as far as it has a meaning here."""
+        """The parts of `tf.distribute`'s `extended` that have a meaning here."""
         return StrategyExtended(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Return what is known of the processes; None where a strategy is of one process."""
+        """What is known of the processes. None for a strategy of one process."""
         return None
 
     @property
     def facts(self) -> dict[str, Json]:
-        """Return R, versions, precisions and the kind of device. Beside program, seed and data they decide the bits of a run.
+        """R, versions, precisions and the kind of device. Beside program, seed and data they decide the bits of a run.
 
         Two runs with the same `un.fingerprint(strategy.facts)` have the same results. A checkpoint holds these facts.
         """
         return run_description.describe_run(self, self.num_replicas_in_sync)
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
-        """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
+        """Open a scope: models made inside belong to this strategy. It trains them wherever they are compiled and fitted."""
         self._start()
         return scopes.open_scope(self)
 
@@ -142,7 +142,7 @@ class Strategy(ReplicaStrategy):
 
     @says_near_names
     def distribute_dataset(self, dataset: UserObject, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
-        """Return global batches of which `run` gives each replica its rows.
+        """Distribute global batches: `run` gives each replica its rows.
 
         Args:
             dataset: A list or another iterable of global batches; a tuple or dict of arrays, or an array; a
@@ -156,7 +156,7 @@ class Strategy(ReplicaStrategy):
 
     @says_near_names
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Iterable[UserBatch]]) -> DistributedDataset:
-        """Return global batches, each joined from one batch of every replica.
+        """Distribute global batches, each joined from one batch of every replica.
 
         Args:
             dataset_fn: Called once for each replica, on whatever device it runs, with a context that holds the replica's number as
@@ -168,7 +168,7 @@ class Strategy(ReplicaStrategy):
         )
 
     def run(self, fn: UserFunction, args: Sequence[UserObject] = (), kwargs: Mapping[str, UserObject] | None = None) -> Outputs:
-        """Call `fn` on every replica that has rows, and return its results of all replicas.
+        """Call `fn` on every replica that has rows. It returns the results of all replicas.
 
         Args:
             fn: A function, compiled once for each kind of arguments. It gets a replica's rows of a batch of a
@@ -185,7 +185,7 @@ class Strategy(ReplicaStrategy):
                 return self._runs(fn, args, dict(kwargs or {}))
 
     def reduce(self, reduce_op: str | enum.Enum, value: PyTree, axis: int | None = None) -> PyTree:
-        """Return the sum or the mean of the replicas' results.
+        """Reduce the replicas' results to their sum or mean.
 
         Args:
             reduce_op: un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".
@@ -199,7 +199,7 @@ class Strategy(ReplicaStrategy):
 
     @says_near_names
     def gather(self, value: PyTree, axis: int) -> PyTree:
-        """Return the replicas' results, concatenated along an axis.
+        """Concatenate the replicas' results along an axis.
 
         Args:
             value: A result of `run`, or a tree of results.
@@ -210,7 +210,9 @@ class Strategy(ReplicaStrategy):
         return reduce_values.gather_replicas(value, axis, self.placement)
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
-        """Return the result of each replica, in order, on the first device. A replica without rows has no rows, or zero.
+        """List the result of each replica, in order, on the first device.
+
+        A replica without rows has no rows, or zero.
 
         Args:
             value: A result of `run`, or a tree of results.
@@ -226,7 +228,7 @@ class Strategy(ReplicaStrategy):
 
     @classmethod
     def _write_devices(cls, value: UserObject) -> str | None:
-        """Return the call that has these devices, in a form of `tf.distribute`; None for what is no such form."""
+        """Write the call for devices in a form of `tf.distribute`. None if they are in no such form."""
         devices = translate_device_names(value)
         return None if devices is None else f"{cls.__name__}({devices})"
 
@@ -238,11 +240,11 @@ class Strategy(ReplicaStrategy):
         check_alone(type(self).__name__)
 
     def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
-        """Return the devices of this process."""
+        """Find the devices of this process."""
         return find_devices(arguments)
 
     def _place(self, devices: list[jax.Device], arguments: StrategyArguments) -> Placement:
-        """Return the placement of the replicas."""
+        """Place the replicas on the devices."""
         if arguments.replicas is None:
             return Placement(len(devices) * (arguments.accumulate or 1), tuple(devices))
         if arguments.devices is None:  # these are all that there are

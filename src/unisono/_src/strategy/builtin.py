@@ -1,4 +1,4 @@
-"""The strategies by name, and the one outside of every scope."""
+"""The strategies by name, and the default strategy outside of scopes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono._src.typing import UserObject
 
 
 class MirroredStrategy(Strategy):
-    """Replicas on all devices of this process, or on the devices that `devices` names."""
+    """Replicas on all devices of this process, or on given devices."""
 
 
 class OneDeviceStrategy(Strategy):
@@ -32,7 +32,10 @@ class OneDeviceStrategy(Strategy):
 
     @classmethod
     def _write_devices(cls, value: UserObject) -> str | None:
-        """Return the call that has these devices. A number is that of the device, as in "/gpu:2"; several devices are another strategy's."""
+        """Write the call for these devices.
+
+        A number names the device, as in "/gpu:2". Several devices are for another strategy.
+        """
         if isinstance(value, int) and not isinstance(value, bool):
             chosen = f"{cls.__name__}(devices=jax.devices()[{value}:{value + 1}]) for the device of this number"
             return f"{chosen}, or MirroredStrategy(devices={value}) for so many" if value > 1 else chosen
@@ -75,7 +78,7 @@ class ParameterServerStrategy:
 
 
 class DefaultStrategy(Strategy):
-    """One replica on JAX's first device: the result of `get_strategy()` outside every scope. Models stay plain Keras models."""
+    """One replica on JAX's first device, outside every scope. `get_strategy()` gives it there. Models stay plain Keras models."""
 
     def __init__(self) -> None:
         ReplicaStrategy.__init__(self, deterministic=True, is_number_of_machine=False)
@@ -89,7 +92,7 @@ class DefaultStrategy(Strategy):
         return 1
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
-        """Accept all variables: those made outside of every scope belong to this strategy."""
+        """Accept all variables. Those made outside of every scope belong to this strategy."""
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -102,7 +105,9 @@ make_default_strategy = functools.cache(DefaultStrategy)
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy whose step calls this code, or the strategy of the scope around it; else the default strategy of one replica.
+    """Find the current strategy.
+
+    It is the strategy whose step calls this code, else the strategy of the scope around it, else the default strategy of one replica.
 
     Example:
         >>> get_strategy().num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""The arguments of a strategy: how many devices, or which, and how many replicas."""
+"""The arguments of a strategy: its devices and its replicas."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from unisono._src.xla import determinism
 DeviceChoice: TypeAlias = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
 NAME = re.compile(r"(?:.*/)?(?:device:)?(?P<kind>cpu|gpu|tpu):(?P<number>\d+)", re.IGNORECASE)
-"""TensorFlow's names of devices, as programs for `tf.distribute` pass them to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
+"""TensorFlow's names of devices, which programs for `tf.distribute` pass to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StrategyArguments:
-    """The arguments of a strategy that do not contradict each other."""
+    """The arguments of a strategy, free of contradictions."""
 
     strategy: str
     """The name of the strategy."""
@@ -40,7 +40,7 @@ class StrategyArguments:
 def check_arguments(
     strategy: str, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool
 ) -> StrategyArguments:
-    """Return the arguments, with whole numbers as Python's. Refuse arguments that contradict each other."""
+    """Check the arguments, and make their numbers Python's. Arguments that contradict each other are refused."""
     devices, replicas, accumulate = (
         as_whole_number(name, value) for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
     )
@@ -69,7 +69,7 @@ def check_arguments(
 
 
 def check_verified_share(strategy: str, verify: UserObject) -> None:
-    """Refuse a share of steps that is none."""
+    """Refuse a `verify` that is no share of steps."""
     if verify is None:
         return
     if isinstance(verify, bool) or not isinstance(verify, float | int | Fraction) or not 0 < verify <= 1:
@@ -77,7 +77,10 @@ def check_verified_share(strategy: str, verify: UserObject) -> None:
 
 
 def check_verified_placement(strategy: str, verify: float | None, placement: Placement) -> None:
-    """Refuse a placement on which no contribution can be computed a second time elsewhere, where that is asked for."""
+    """Refuse a placement on which contributions cannot be verified.
+
+    There is no second device for the computation, or no second replica. Without `verify` every placement is accepted.
+    """
     if verify is None:
         return
     if placement.replicas == 1:
@@ -93,14 +96,14 @@ def check_verified_placement(strategy: str, verify: float | None, placement: Pla
 
 
 def as_whole_number(name: str, value: UserObject) -> UserObject:
-    """Return a whole number of NumPy or another library as Python's; refuse floats and bools; return all else as it is."""
+    """Make a whole number of another library Python's. Floats and bools are refused; all else is passed on as it is."""
     if isinstance(value, (bool, float)):
         raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
     return operator.index(value) if isinstance(value, SupportsIndex) else value
 
 
 def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
-    """Return the devices of a list or a mesh; refuse all else, and a device that stands there twice."""
+    """List the devices of a list or a mesh. All else is refused, and so are devices that are named twice."""
     meant = translate_device_names(devices)
     if meant is not None:
         kind = "" if isinstance(devices, jax.Device) else "names, "
@@ -117,7 +120,7 @@ def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.
 
 
 def find_devices(arguments: StrategyArguments) -> list[jax.Device]:
-    """Return the devices of this process on which a strategy runs. JAX starts here, unless it has started."""
+    """Find this process' devices for a strategy. JAX starts here, unless it has started."""
     if isinstance(arguments.devices, list):
         return arguments.devices
     available = jax.local_devices()
@@ -140,7 +143,7 @@ def find_devices(arguments: StrategyArguments) -> list[jax.Device]:
 def refuse_unknown_arguments(
     init: Callable[..., object], args: tuple[UserObject, ...], kwargs: dict[str, UserObject]
 ) -> NoReturn:
-    """Refuse arguments that a strategy does not have: misspelt ones, and arguments in the forms of `tf.distribute`."""
+    """Refuse arguments that a strategy does not have. They are misspelt, or in the forms of `tf.distribute`."""
     strategy, *positional = args
     names = near_names.list_argument_names(init)
     older = {key: value for key, value in kwargs.items() if key not in names}
@@ -158,7 +161,9 @@ def refuse_unknown_arguments(
 
 
 def translate_device_names(value: object) -> str | None:
-    """Return the argument for these devices in JAX; None where `value` is neither a device, nor the name of one, nor a list of names.
+    """Translate device names into JAX's argument for these devices.
+
+    None if `value` is neither a device, nor the name of one, nor a list of names.
 
     >>> translate_device_names(["/gpu:0", "/gpu:1"]), translate_device_names("GPU:1"), translate_device_names(2)
     ('devices=2', 'devices=jax.devices("gpu")[1:2]', None)

@@ -1,4 +1,7 @@
-"""`strategy.extended` and `strategy.cluster_resolver`: the parts of `tf.distribute`'s that programs and packages read."""
+"""`strategy.extended` and `strategy.cluster_resolver`.
+
+They have the parts of `tf.distribute`'s that programs and packages read.
+"""
 
 from __future__ import annotations
 
@@ -23,46 +26,46 @@ INSTEAD = {
 
 
 class StrategyExtended:
-    """What `tf.distribute` has in `strategy.extended`, as far as it has a meaning here."""
+    """The parts of `tf.distribute`'s `extended` that have a meaning here."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
     @property
     def worker_devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices of this process that run replicas."""
+        """The devices of this process that run replicas."""
         return self._strategy.devices
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices of this process that hold variables: the same ones."""
+        """The devices of this process that hold variables: the same ones."""
         return self._strategy.devices
 
     @property
     def should_checkpoint(self) -> bool:
-        """Return whether this process writes checkpoints."""
+        """Whether this process writes checkpoints."""
         return self._strategy.writes
 
     @property
     def should_save_summary(self) -> bool:
-        """Return whether this process writes summaries."""
+        """Whether this process writes summaries."""
         return self._strategy.writes
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Return whether all batches need one shape: no."""
+        """Whether all batches need one shape. They do not."""
         return False
 
     def variable_created_in_scope(self, v: keras.Variable) -> bool:
-        """Return whether a variable was made in the scope of the strategy."""
+        """Whether a variable was made in the scope of the strategy."""
         return id(v) in self._strategy.owned.variables
 
     def _in_multi_worker_mode(self) -> bool:
-        """Return whether several processes train together. keras-tuner asks for it by this name."""
+        """Whether several processes train together. keras-tuner asks for it by this name."""
         return not self._strategy.agreement.is_alone
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse a name that has no meaning here, and say what to write."""
+        """Refuse a name without a meaning here, and say what to write."""
         names = ", ".join(attribute for attribute in vars(type(self)) if not attribute.startswith("_"))
         write = f" Write {INSTEAD[name]}." if name in INSTEAD else ""
         raise AttributeError(f"strategy.extended has {names}; received {name!r}.{write}", name=name, obj=self)
@@ -76,22 +79,23 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """Return the kinds of processes: workers alone, or none where this is the only process."""
+        """The kinds of processes. There are workers alone, or none if this is the only process."""
         return list(self.as_dict())
 
     def as_dict(self) -> dict[str, list[str]]:
-        """Return the processes by kind."""
+        """List the processes by kind."""
         return {"worker": self._workers} if self._workers else {}
 
     def num_tasks(self, job_name: str) -> int:
-        """Return how many processes of a kind there are."""
+        """Count the processes of a kind."""
         return len(self.as_dict()[job_name])
 
 
 class ClusterResolver:
     """What `tf.distribute` says of the processes in `strategy.cluster_resolver`.
 
-    As there, a process that is alone has no type and no number. All others are workers, by the number of their process: the first one writes.
+    As there, a process that is alone has no type and no number. All others are workers, by the number of their process: the first one
+    writes.
     """
 
     def __init__(self, process: int, processes: int, coordinator: str | None) -> None:
@@ -101,18 +105,18 @@ class ClusterResolver:
         self._coordinator = coordinator
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the processes. Of their addresses, that of process 0 may be known; others have none, since they do not listen."""
+        """List the processes. The address of process 0 may be known; the others do not listen, and have none."""
         if self.task_type is None:
             return ClusterSpec([])
         return ClusterSpec([self._coordinator or "process 0", *(f"process {number}" for number in range(1, self._processes))])
 
     def num_accelerators(self) -> dict[str, int]:
-        """Return the number of this process' GPUs or TPUs by kind. It starts JAX."""
+        """Count this process' GPUs or TPUs by kind. It starts JAX."""
         kind = jax.default_backend()
         return {} if kind == "cpu" else {kind.upper(): jax.local_device_count()}
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse a name that has no meaning here."""
+        """Refuse a name without a meaning here."""
         raise AttributeError(
             f"strategy.cluster_resolver has task_type, task_id, cluster_spec() and num_accelerators(); received {name!r}. No process has a "
             f"server to which others connect.",

@@ -1,4 +1,4 @@
-"""The environment variables of Unisono, all of them, and the warning about misspelt ones."""
+"""All environment variables of Unisono, and a warning of misspelt ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SET_BY_COMMANDS = (
 )
 
 CUTOFF = 0.7
-"""The similarity of near names, without the prefix, which all have."""
+"""The similarity of near names. The prefix is left out, since all have it."""
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from unisono._src.xla.device_kind import DeviceKind, describe_device, has_native
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Replicas on all devices of all processes; every process runs the same program.
+    """Replicas on all devices of all processes. Every process runs the same program.
 
     Args:
         coordinator: host:port at which process 0 listens. By default the address that the environment gives, as of
@@ -68,7 +68,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """Return what is known of the processes."""
+        """What is known of the processes."""
         return ClusterResolver(self.cluster.process, self.cluster.processes, self.cluster.coordinator)
 
     def _meet_others(self) -> None:
@@ -106,7 +106,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         return Placement(replicas or sum(counts) * (arguments.accumulate or 1), tuple(devices), processes)
 
     def agree(self, variables: list[keras.Variable]) -> None:
-        """Refuse variables of other structures in other processes, and give all processes the values of process 0."""
+        """Give all processes the variables' values of process 0.
+
+        Variables are refused if other processes have other structures.
+        """
         new = list({id(variable): variable for variable in variables if variable not in self._agreed}.values())
         if self.agreement.is_alone or not self.agreement.is_true_in_any_process("new variables", bool(new)):
             return
@@ -136,7 +139,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def list_common_settings(arguments: StrategyArguments, verify: float | None) -> dict[str, Json]:
-    """Return what must be the same in all processes."""
+    """List the settings that must be the same in all processes."""
     return {
         "replicas": arguments.replicas,
         "accumulate": arguments.accumulate,
@@ -149,7 +152,10 @@ def list_common_settings(arguments: StrategyArguments, verify: float | None) -> 
 
 
 def read_random_state() -> Json:
-    """Return the state of the generators from which seeds are drawn, in JSON; None where the user has set a seed, the same for all processes."""
+    """Read the state of the generators that seeds are drawn from.
+
+    It is in JSON. None if the user has set a seed, which is the same in all processes.
+    """
     if get_random_seed() is not None:
         return None
     kind, keys, *rest = np.random.get_state(legacy=True)
@@ -164,7 +170,7 @@ def set_random_state(state: Json) -> None:
 
 
 def check_kernels_of_processes(kinds: Sequence[DeviceKind]) -> None:
-    """Refuse processes of which some compute with native kernels and some without."""
+    """Refuse processes that differ in native kernels. All must compute with them, or none."""
     for process, kind in enumerate(kinds):
         if has_native_kernels(kind) != has_native_kernels(kinds[0]):
             raise ValueError(
@@ -174,7 +180,7 @@ def check_kernels_of_processes(kinds: Sequence[DeviceKind]) -> None:
 
 
 def warn_of_device_kinds(kinds: Sequence[DeviceKind]) -> None:
-    """Warn where processes with devices of these kinds may compute different bits from the same numbers."""
+    """Warn of processes on different kinds of devices. They may compute different bits from the same numbers."""
     for process, kind in enumerate(kinds):
         if said := list_kind_differences(kind, kinds[0], f"in process {process}", "in process 0"):
             warnings.warn(

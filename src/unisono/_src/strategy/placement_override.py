@@ -1,4 +1,4 @@
-"""The placement by the environment: UNISONO_DEVICES and UNISONO_REPLICAS take the place of what a script's strategies say."""
+"""The placement that the environment dictates. UNISONO_DEVICES and UNISONO_REPLICAS override a script's strategies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono._src.strategy.device_arguments import DeviceChoice
 
 @dataclasses.dataclass(frozen=True)
 class PlacementArguments:
-    """The arguments of a strategy that say how many replicas run on which devices."""
+    """A strategy's arguments for its devices and replicas."""
 
     devices: DeviceChoice
     replicas: int | None
@@ -19,12 +19,12 @@ class PlacementArguments:
 
 
 def is_devices_overridden() -> bool:
-    """Return whether the environment says how many devices a strategy has."""
+    """Whether the environment sets the number of devices."""
     return bool(os.environ.get(names.DEVICES))
 
 
 def override_placement(devices: DeviceChoice, replicas: int | None, accumulate: int | None) -> PlacementArguments:
-    """Return the arguments, with what the environment says in place of what the script says."""
+    """Override the script's arguments by the environment's."""
     said_devices = read_count(names.DEVICES)
     said_replicas = read_count(names.REPLICAS)
     return PlacementArguments(
@@ -35,7 +35,7 @@ def override_placement(devices: DeviceChoice, replicas: int | None, accumulate: 
 
 
 def read_count(name: str) -> int | None:
-    """Return the number in an environment variable; None where it is not set or empty. Refuse all but whole numbers from 1 on."""
+    """Read a count from an environment variable; None if empty or unset. All but whole numbers from 1 on are refused."""
     text = os.environ.get(name, "")
     if not text:
         return None

@@ -38,7 +38,10 @@ def open_scope(strategy: S) -> Iterator[S]:
 
 
 def own_created(created: TrackedObject) -> None:
-    """Give a new layer, optimizer, metric or variable to the strategy of the scope around, if there is one."""
+    """Give a new object of Keras to the strategy of the scope.
+
+    It is a layer, optimizer, metric or variable. Outside of scopes nothing is done.
+    """
     if SCOPES.innermost is not None:  # else another thread is in a scope
         SCOPES.innermost.owned.add(created)
         if isinstance(created, keras.metrics.Metric):
@@ -48,13 +51,13 @@ def own_created(created: TrackedObject) -> None:
 
 
 def bind_model(model: keras.Model) -> None:
-    """Tie a new model to the strategy of the scope around, which then trains it."""
+    """Tie a new model to the strategy of the scope around. The strategy then trains it."""
     if SCOPES.innermost is not None:
         bind_trainer(model, SCOPES.innermost)
 
 
 def check_scope_of_model(model: keras.Model) -> None:
-    """Refuse to compile or train a model in a scope of another strategy."""
+    """Refuse to compile or train a model in another strategy's scope."""
     refusals.check_model_scope(model, SCOPES.innermost)
 
 

@@ -1,4 +1,4 @@
-"""Names of `tf.distribute` that do not exist here, and what to write in their place."""
+"""Names of `tf.distribute` that do not exist here. Each has what to write in its place."""
 
 from __future__ import annotations
 

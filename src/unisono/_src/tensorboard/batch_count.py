@@ -1,4 +1,4 @@
-"""The numbers of batches over all epochs of a fit, and the speed of an epoch."""
+"""Counts of batches over a fit, and the speed of an epoch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from unisono._src.keras_private.compiled_losses import get_loss_tracker
 
 @dataclasses.dataclass
 class BatchCount:
-    """A count of batches from 1 on. Its fields are what a checkpoint holds of it.
+    """A count of batches from 1 on, over all epochs.
 
-    The numbers of an epoch start from the count before the epoch. So a callback may save the state before or after the batch is counted.
+    A checkpoint holds its fields. The numbers of an epoch start from the count before the epoch. So a callback may save the state before or
+    after the batch is counted.
     """
 
     epoch: int | None = None
@@ -23,7 +24,7 @@ class BatchCount:
 
     @property
     def done(self) -> int:
-        """Return how many batches have ended."""
+        """The number of batches that have ended."""
         return self.batches_before_epoch + self.batches_of_epoch
 
     def begin_epoch(self, epoch: int) -> None:
@@ -33,7 +34,7 @@ class BatchCount:
             self.epoch = epoch
 
     def count_batch(self, number: int) -> bool:
-        """Count a batch that has ended. Return False if it was counted before: after a resume at the very end of an epoch."""
+        """Count a batch that has ended. False if it was counted before: after a resume at the very end of an epoch."""
         if number <= self.done:
             return False
         self.batches_of_epoch = number - self.batches_before_epoch
@@ -48,7 +49,7 @@ class Speed:
         self._steps = steps
         self._began = time.perf_counter()
         self._mark = (0, self._began)
-        """The batches and the time when the speed was last asked for."""
+        """The count of batches and the time when the speed was last read."""
         self._first: int | None = None
         self._ended = 0
         """The number of batches of the epoch that have ended, those before a resume included."""
@@ -64,17 +65,17 @@ class Speed:
         self._ended = batch + 1
 
     def batches_per_second(self, number: int) -> float:
-        """Return the speed since the last call, or since the epoch's first batch. The batches must be complete."""
+        """Compute the speed since the last call, or the first batch. The batches must be complete."""
         batches, began = self._mark
         self._mark = (number, time.perf_counter())
         return (number - batches) / (self._mark[1] - began)
 
     def steps_per_second(self, steps: int) -> float:
-        """Return the speed of the whole epoch, validation included, as Keras counts."""
+        """Compute the speed of the whole epoch, as Keras does. The validation counts too."""
         return (steps - self._steps) / (time.perf_counter() - self._began)
 
     def note_rows(self, model: keras.Model) -> None:
-        """Note the rows of the epoch from the loss metric, before a validation resets it."""
+        """Note the rows of the epoch, from the loss metric. A validation would reset the metric."""
         tracker = get_loss_tracker(model)
         if self.rows_per_second is not None or self._first is None or not self._ended or tracker is None:
             return

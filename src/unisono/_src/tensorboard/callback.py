@@ -30,10 +30,12 @@ FLUSH_SECONDS = 10.0
 
 
 class TensorBoard(FitCallback):
-    """A callback that writes a training's event files: `tensorboard --logdir logs` shows them.
+    """A callback that writes a training's event files.
 
-    Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. For each epoch it also writes the rows per second of
-    the training without validation (epoch_images_per_second) and the scale of a LossScaleOptimizer (epoch_loss_scale).
+    `tensorboard --logdir logs` shows them. Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. For each
+    epoch it also writes the rows per second of the training without validation (epoch_images_per_second) and the scale of a
+    LossScaleOptimizer (epoch_loss_scale).
+
     One call takes several steps, as without the callback, but a batch that is written is the last of its call.
 
     Args:
@@ -168,7 +170,10 @@ class TensorBoard(FitCallback):
         self._begin_anew()
 
     def steps_until_due(self, step: int) -> int:
-        """Return how many steps one call may take up to a step that is written, or at which a profile begins or ends."""
+        """Count the steps that the next call may take.
+
+        It ends with a step that is written, or at which a profile begins or ends.
+        """
         done = self._number(step) - 1
         until_written = MOST_STEPS if self.update_freq == "epoch" else self.update_freq - done % self.update_freq
         return min(until_written, self._profile.count_steps_until_due(done))
@@ -176,7 +181,7 @@ class TensorBoard(FitCallback):
     # Methods that BackupAndRestore calls.
 
     def get_state(self) -> dict[str, Json]:
-        """Return the state, in JSON."""
+        """Get the state, in JSON."""
         self._files.flush()  # batches that a checkpoint has counted are not written again
         return dataclasses.asdict(self._batch_count)
 
@@ -207,7 +212,7 @@ class TensorBoard(FitCallback):
     # The state of the training.
 
     def _newest_logs(self, shown: Logs) -> Logs:
-        """Return the logs of the last step, and what callbacks added to them. Our fit gives callbacks older logs, which cost no wait."""
+        """Get the logs of the last step, and what callbacks added. Our fit gives callbacks older logs, which cost no wait."""
         position = None if self._bond is None else self._bond.data_position
         return shown if position is None else {**shown, **position.logs}
 
@@ -216,21 +221,21 @@ class TensorBoard(FitCallback):
 
     @property
     def _synced_model(self) -> keras.Model:
-        """Return the model with the newest values in its variables. Keras takes them over whenever a callback asks for the model."""
+        """The model with the newest values in its variables. Keras writes them back whenever a callback asks for the model."""
         return cast(keras.Model, self.model)
 
     def _number(self, batch: int) -> int:
-        """Return the number of the batch with this index in the epoch. As Keras counts, the batches of one execution are one batch."""
+        """Number the batch with this index over all epochs. As Keras counts, the batches of one execution are one batch."""
         return self._batch_count.batches_before_epoch + batch // self._steps_per_execution + 1
 
     def _steps_taken(self) -> int:
-        """Return the steps that the optimizer has counted, as Keras does; batches for a model without an optimizer."""
+        """Count the optimizer's steps, as Keras does. A model without an optimizer counts batches."""
         optimizer = self._synced_model.optimizer
         return self._batch_count.done if optimizer is None else int(convert_to_float(optimizer.iterations))
 
 
 def check_epochs(name: str, value: UserObject) -> int:
-    """Return a number of epochs as it was given. Refuse other values."""
+    """Check a number of epochs, and pass it on."""
     if not is_whole_number(value, least=0):
         raise ValueError(f"{name} is a number of epochs, or 0 for never; received {value!r}.")
     return value
@@ -252,7 +257,7 @@ def flatten_numbers(logs: Logs) -> Iterator[tuple[str, float]]:
 
 
 def read_logged_settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
-    """Return an optimizer's current learning rates, by the names that Keras writes, and its loss scale."""
+    """Read an optimizer's learning rates and loss scale. They have the names that Keras writes."""
     inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
     settings = {}
     if isinstance(inner, keras.optimizers.MultiOptimizer):

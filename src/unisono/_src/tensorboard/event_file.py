@@ -15,7 +15,7 @@ SETTING = "CRC32C_SW_MODE"
 
 
 class EventFiles:
-    """The files below `log_dir`, each in the directory of its run. A file is made when something is first written to it."""
+    """The files below `log_dir`, each in its run's directory. A file is made when something is first written to it."""
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir
@@ -28,7 +28,7 @@ class EventFiles:
         return self._files[run]
 
     def flush(self, age: float = 0.0) -> None:
-        """Write all events to disk, unless that was done in the last `age` seconds."""
+        """Write all events to disk. Nothing is done if the last time was less than `age` seconds ago."""
         now = time.monotonic()
         if now - self._flushed >= age:
             self._flushed = now
@@ -56,7 +56,7 @@ class EventFile:
     def write_tensor(
         self, tag: str, plugin: str, value: np.ndarray | bytes | list[bytes], step: int, content: bytes = b""
     ) -> None:
-        """Write an array as float64, or texts, for a plugin of TensorBoard. `content` is more data for the plugin."""
+        """Write an array as float64, or texts, for a TensorBoard plugin. `content` is more data for the plugin."""
         if isinstance(value, np.ndarray):
             shape = value.shape
             data = {"dtype": "DT_DOUBLE", "tensor_content": value.astype("<f8").tobytes()}
@@ -77,7 +77,7 @@ class EventFile:
 
 
 def import_tensorboardx() -> SimpleNamespace:
-    """Return the parts of tensorboardX that are used. tensorboardX is an optional dependency."""
+    """Import the parts of tensorboardX that are used. tensorboardX is an optional dependency."""
     before = os.environ.get(SETTING)
     try:
         names = ("event_file_writer", "record_writer", "proto.event_pb2", "proto.graph_pb2")

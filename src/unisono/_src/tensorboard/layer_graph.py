@@ -1,4 +1,4 @@
-"""The layers of a model as TensorBoard shows them: a graph, or a table."""
+"""A model's layers for TensorBoard: as a graph or a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unisono._src.tensorboard.event_file import EventFile
 
 MODELS = ("Functional", "Sequential")
-"""Classes of models with a graph of layers. A class of the user may do anything in `call`."""
+"""Classes of models with a graph of layers. A user's class may do anything in `call`."""
 
 
 class Node(NamedTuple):
@@ -26,7 +26,11 @@ class Node(NamedTuple):
 
 
 def write_model(model: keras.Model, file: EventFile) -> None:
-    """Write the graph of layers, also in the form and under the tag of Keras ("conceptual graph"); or a table of layers as text."""
+    """Write the graph of layers, or a table of them.
+
+    The graph is also written in the form and under the tag of Keras ("conceptual graph"). Without a graph, a table of layers is written as
+    text.
+    """
     if type(model).__name__ in MODELS:
         try:
             config = model.to_json()
@@ -44,15 +48,17 @@ def write_model(model: keras.Model, file: EventFile) -> None:
 
 
 def build_nodes(model: Config) -> list[Node]:
-    """Return the nodes of the JSON of `model.to_json()`. The layers of an inner model are drawn in a box with the model's name."""
+    """Build the graph's nodes from `model.to_json()`. The layers of an inner model are drawn in a box with the model's name."""
     nodes: list[Node] = []
     add_layers(model["config"], "", (), nodes)
     return nodes
 
 
 def add_layers(model: Config, path: str, inputs_given: Sequence[str], nodes: list[Node]) -> list[str]:
-    """Add a model's layers to `nodes`, and return the names of the layers that make its outputs. `inputs_given` names the layers that make
-    its inputs."""
+    """Add a model's layers to `nodes`.
+
+    `inputs_given` names the layers that make the model's inputs. The result names those that make its outputs.
+    """
     entries = dict(zip((name for name, _ in find_model_ends(model.get("input_layers"))), inputs_given, strict=False))
     made: dict[str, list[str]] = {}
     last = list(inputs_given)
@@ -79,12 +85,12 @@ def add_layers(model: Config, path: str, inputs_given: Sequence[str], nodes: lis
 
 
 def pick_output(names: list[str], index: int) -> str:
-    """Return the node of an output. A layer with several outputs is one node; an inner model has a node for each output."""
+    """Find the node of an output. A layer with several outputs is one node; an inner model has a node for each output."""
     return names[min(index, len(names) - 1)]
 
 
 def find_call_inputs(call: Json) -> Iterator[tuple[str, int]]:
-    """Yield (layer, output) for each tensor that a layer is called with, anywhere in the arguments."""
+    """Yield (layer, output) for each tensor in a layer's call arguments. They may be nested."""
     for value in walk_json(call):
         if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
             name, _, index = value["config"]["keras_history"]
@@ -92,7 +98,7 @@ def find_call_inputs(call: Json) -> Iterator[tuple[str, int]]:
 
 
 def find_model_ends(ends: Json) -> Iterator[tuple[str, int]]:
-    """Yield (layer, output) for each input or output of a model, in any structure."""
+    """Yield (layer, output) for each input or output of a model. They may be nested."""
     for value in walk_json(ends):
         if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
             yield value[0], value[2]

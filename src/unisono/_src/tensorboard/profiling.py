@@ -18,7 +18,7 @@ ProfileBatch: TypeAlias = int | str | Sequence[int]
 
 
 class Profile:
-    """The profile of the batches from `first` to `last` of one fit. Numbers begin with 1, and 0 stands for no profile.
+    """The profile of one fit's batches from `first` to `last`. Numbers begin with 1, and 0 stands for no profile.
 
     Args:
         profile_batch: Keras' argument: a batch, or the first and the last of several.
@@ -34,13 +34,19 @@ class Profile:
         self._annotation = contextlib.ExitStack()
 
     def count_steps_until_due(self, done: int) -> int:
-        """Return how many batches one call may take after `done` batches without crossing the beginning or the end of the profile."""
+        """Count the batches that the next call may take.
+
+        After `done` batches it must not cross the beginning or the end of the profile.
+        """
         if self._is_over or done >= self.last:
             return MOST_STEPS
         return self.last - done if done >= self.first - 1 else self.first - 1 - done
 
     def begin_batch(self, number: int, batch: int, wait: Callable[[], None]) -> None:
-        """Start the profile if it begins with this batch. `wait` waits for the steps before, so that they are not in the profile."""
+        """Start the profile if it begins with this batch.
+
+        `wait` waits for the steps before, so that they are not in the profile.
+        """
         if not self._is_over and not self._is_running and self.first <= number <= self.last:
             wait()
             with self._warn_of_errors("there is no profile"):
@@ -59,7 +65,7 @@ class Profile:
         self._annotation.close()
 
     def stop(self) -> None:
-        """Write the profile, also of fewer batches."""
+        """Write the profile, even of fewer batches than asked for."""
         self._annotation.close()
         if self._is_running:
             self._is_running = False
@@ -87,7 +93,7 @@ class Profile:
 
 
 def parse_profile_batch(profile_batch: ProfileBatch) -> tuple[int, int]:
-    """Return (first batch, last batch) of Keras' argument, its older form "10,20" included."""
+    """Parse Keras' argument into (first batch, last batch). Its older form "10,20" is accepted."""
     parts: UserObject = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
     parts = parts if isinstance(parts, list | tuple) else (parts,)
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The tables of Embedding layers, as TensorBoard's projector reads them without TensorFlow."""
+"""The tables of Embedding layers for TensorBoard's projector. It reads them without TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MetadataFiles: TypeAlias = str | os.PathLike[str] | dict[str, str | os.PathLike[
 
 
 def check_metadata(model: keras.Model, metadata: MetadataFiles) -> None:
-    """Refuse metadata of unknown layers, and warn of a model without tables, before the training."""
+    """Refuse metadata of unknown layers, before the training. A model without tables is warned of."""
     names = [layer.name for layer in find_embeddings(model)]
     unknown = sorted(set(metadata) - set(names)) if isinstance(metadata, dict) else []
     if unknown:
@@ -36,7 +36,9 @@ def check_metadata(model: keras.Model, metadata: MetadataFiles) -> None:
 
 
 def write_tables(model: keras.Model, log_dir: str, epoch: int, metadata: MetadataFiles) -> None:
-    """Write the tables of an epoch as tab-separated files, and the list of all such files that the projector reads.
+    """Write an epoch's tables as tab-separated files.
+
+    The list of all such files, which the projector reads, is written too.
 
     Keras writes checkpoints instead, which the projector reads with TensorFlow. After a resume, files of the earlier training are in the
     list too.
@@ -52,7 +54,7 @@ def write_tables(model: keras.Model, log_dir: str, epoch: int, metadata: Metadat
 
 
 def format_entry(path: pathlib.Path, log_dir: str, metadata: MetadataFiles) -> str:
-    """Return the entry of a table in the list. Paths are relative to `log_dir`."""
+    """Format the entry of a table in the list. Paths are relative to `log_dir`."""
     layer = path.parent.name
     fields = {"tensor_name": f"{layer}/{path.stem}", "tensor_path": path.relative_to(log_dir).as_posix()}
     labels = metadata.get(layer) if isinstance(metadata, dict) else metadata

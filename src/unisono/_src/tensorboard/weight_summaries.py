@@ -15,7 +15,7 @@ from unisono._src.tensorboard.event_file import EventFile
 BUCKETS = 30
 MOST_IMAGES = 3
 COLOURS = {1: 0, 3: 2, 4: 6}
-"""PNG's number of the colour type, for each number of channels."""
+"""PNG's colour type for each number of channels."""
 
 
 def write_weights(model: keras.Model, file: EventFile, epoch: int, as_images: bool) -> None:
@@ -30,7 +30,10 @@ def write_weights(model: keras.Model, file: EventFile, epoch: int, as_images: bo
 
 
 def compute_histogram(values: ArrayLike) -> np.ndarray:
-    """Return rows of (left edge, right edge, count), as `tf.summary.histogram` writes them. Values that are not finite are left out."""
+    """Compute rows of (left edge, right edge, count).
+
+    `tf.summary.histogram` computes the same. Values that are not finite are left out.
+    """
     values = np.asarray(values).astype("float64").ravel()
     values = values[np.isfinite(values)]
     if not values.size:
@@ -47,7 +50,10 @@ def compute_histogram(values: ArrayLike) -> np.ndarray:
 
 
 def encode_images(weight: ArrayLike) -> list[bytes] | None:
-    """Return [width, height, PNG files], as `tf.summary.image` writes them; None for weights of which Keras makes no image."""
+    """Encode weights as [width, height, PNG files].
+
+    `tf.summary.image` writes this form. None for weights that Keras shows no image of.
+    """
     stack = stack_images(np.squeeze(np.asarray(weight).astype("float32")))
     if stack is None:
         return None
@@ -57,7 +63,7 @@ def encode_images(weight: ArrayLike) -> list[bytes] | None:
 
 
 def stack_images(weight: np.ndarray) -> np.ndarray | None:
-    """Return the weights as (images, height, width, channels), as Keras' TensorBoard does; None where it makes no image."""
+    """Reshape weights to (images, height, width, channels). Keras' TensorBoard does the same. None if it makes no image."""
     if weight.ndim == 1:
         return weight.reshape(1, -1, 1, 1)
     if weight.ndim == 2:
@@ -70,7 +76,7 @@ def stack_images(weight: np.ndarray) -> np.ndarray | None:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return a PNG file of (height, width, channels) bytes."""
+    """Encode (height, width, channels) bytes as a PNG file."""
     height, width, channels = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)

@@ -1,1 +1,1 @@
-"""The environments in which a process finds what describes the others: a file for each, and `precedence` for their order."""
+"""The environments that tell a process of the others. Each has a file; `precedence` has their order."""

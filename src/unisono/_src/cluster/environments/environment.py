@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from unisono._src.cluster.description import Cluster, ClusterError
 
 PORT = "JAX_COORDINATOR_PORT"
-"""JAX's variable for the port of process 0, where an environment says the address alone."""
+"""JAX's variable for the port of process 0, for environments that give the address alone."""
 
 LONGEST = 120
 """Letters of a value that a message shows."""
@@ -16,19 +16,19 @@ LONGEST = 120
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """A tool that starts processes, and the variables by which it tells each of the others."""
+    """A tool that starts processes, and the variables it sets. By them each process learns of the others."""
 
     name: str
     """The tool, for messages."""
     variables: tuple[str, ...]
-    """What it sets and we read; the first ones say how many processes there are, and which this one is."""
+    """The variables that we read. The first ones give the number of processes and the rank of this one."""
     describe: Callable[[Mapping[str, str]], Cluster | None]
-    """Returns the cluster as the variables describe it; None where they say nothing. Called before JAX starts."""
+    """Describes the cluster by the variables; None if they describe none. Called before JAX starts."""
     counting: int = 2
     """How many of the variables a message shows."""
 
     def show_variables(self, environment: Mapping[str, str]) -> str:
-        """Return the variables that say how many processes there are, with their values."""
+        """List the variables that count the processes, with their values."""
         shown = [name for name in self.variables[: self.counting] if environment.get(name)]
         return ", ".join(f"{name}={shorten(environment[name])}" for name in shown)
 
@@ -38,7 +38,7 @@ def shorten(value: str) -> str:
 
 
 def are_all_set(environment: Mapping[str, str], variables: Sequence[str], setter: str) -> bool:
-    """Return whether all variables are set, and refuse some without the others."""
+    """Whether all variables are set. Some without the others are refused."""
     missing = [name for name in variables if not environment.get(name)]
     if missing and len(missing) < len(variables):
         raise ClusterError(
@@ -55,7 +55,7 @@ def read_number(environment: Mapping[str, str], name: str) -> int:
 
 
 def join_address(host: str, port: str | int) -> str:
-    """Return host:port, with an IPv6 address in brackets.
+    """Join host and port, with an IPv6 address in brackets.
 
     >>> join_address("10.0.0.1", 1234), join_address("fd00::1", "1234")
     ('10.0.0.1:1234', '[fd00::1]:1234')

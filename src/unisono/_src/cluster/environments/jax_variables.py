@@ -14,8 +14,10 @@ SOURCE = f"the environment ({PROCESSES} and its kin)"
 
 
 def describe_by_jax(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as the variables describe it; None where none or the address alone is set, which JAX reads beside a cluster that it
-    detects."""
+    """Describe the cluster by the variables of Kubeflow's JAX runtime.
+
+    None if only the address is set, or nothing. JAX reads the address beside a cluster that it detects.
+    """
     if not environment.get(PROCESSES) and not environment.get(PROCESS):
         return None
     if environment.get(PROCESSES) and read_number(environment, PROCESSES) == 1:

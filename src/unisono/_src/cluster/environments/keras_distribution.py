@@ -14,9 +14,10 @@ FORM = f"{ADDRESSES}=10.0.0.1:1234,10.0.0.2:1234, {PROCESSES}=2, {PROCESS}=0"
 
 
 def describe_by_keras(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as Keras' variables describe it; None where none is set.
+    """Describe the cluster by Keras' variables; None if none is set.
 
-    The addresses are those of all processes, or that of process 0 alone, with the number of processes. Process 0 listens at the first one.
+    The addresses are those of all processes. With the number of processes, the address of process 0 is enough. Process 0 listens at the
+    first address.
     """
     if not any(environment.get(name) for name in (PROCESSES, PROCESS, ADDRESSES)):
         return None

@@ -12,7 +12,7 @@ PROCESS = "OMPI_COMM_WORLD_RANK"
 
 
 def describe_by_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as Open MPI's variables describe it, with the address left to JAX; None where they are not set."""
+    """Describe the cluster by Open MPI's variables; None if they are unset. JAX finds the address."""
     if not environment.get(PROCESSES) or not environment.get(PROCESS):
         return None
     return Cluster(None, read_number(environment, PROCESSES), read_number(environment, PROCESS), "Open MPI")

@@ -1,4 +1,4 @@
-"""The environments in their order: whose words hold where several describe the processes."""
+"""The order of the environments, for processes that several of them describe."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ AGREEING = (
     jax_variables.ENVIRONMENT,
     torchrun.ENVIRONMENT,
 )
-"""What describes the processes of this program. Where several do, they must agree."""
+"""Environments that describe the processes of this program. If several do, they must agree."""
 
 AROUND = (open_mpi.ENVIRONMENT, slurm.ENVIRONMENT, skypilot.ENVIRONMENT)
-"""What may have started another launcher, once on each node, in place of the program: the first one holds, and only where all above say
-nothing. `mpirun` starts its own helpers by `srun`, and both run inside of a task of SkyPilot."""
+"""Environments of another launcher, which may have started one on each node in place of the program. The first one holds, and only if none
+above describes a cluster. `mpirun` starts its own helpers by `srun`, and both run inside of a task of SkyPilot."""
 
 AGREEING_VARIABLES = tuple(name for environment in AGREEING for name in environment.variables)
 
 
 def require_same_cluster(descriptions: list[Cluster | None]) -> Cluster | None:
-    """Return the first cluster of those that are described, and refuse others that differ from it; None where there is none."""
+    """Require that all descriptions agree, and take the first. None if there is none."""
     clusters = [cluster for cluster in descriptions if cluster is not None]
     for other in clusters[1:]:
         first = clusters[0]
@@ -47,17 +47,17 @@ def require_same_cluster(descriptions: list[Cluster | None]) -> Cluster | None:
 
 
 def describe_by_agreeing(variables: Mapping[str, str], given: Cluster | None = None) -> Cluster | None:
-    """Return the cluster as the program's arguments and the agreeing environments describe it; None where all say nothing."""
+    """Describe the cluster by the program's arguments and the agreeing environments. None if there is no description."""
     return require_same_cluster([given, *(environment.describe(variables) for environment in AGREEING)])
 
 
 def describe_by_first(variables: Mapping[str, str]) -> tuple[Environment, Cluster] | None:
-    """Return the first environment that describes the processes, with its cluster; None where all say nothing."""
+    """Find the first environment that describes the processes, and its cluster. None if there is none."""
     return find_first((*AGREEING, *AROUND), variables)
 
 
 def describe_by_around(variables: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as the first of the environments describes it that may be around another one; None where all say nothing."""
+    """Describe the cluster by the first environment around this one. None if there is none."""
     found = find_first(AROUND, variables)
     return found and found[1]
 

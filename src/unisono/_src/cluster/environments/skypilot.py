@@ -15,8 +15,10 @@ DEFAULT_PORT = 8482
 
 
 def describe_by_skypilot(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of one process a node as SkyPilot's variables describe it; None where they are not set or say one node, on which
-    JAX may detect more."""
+    """Describe a cluster of one process a node by SkyPilot's variables.
+
+    None if they are unset, or count one node: JAX may detect more processes on it.
+    """
     if not are_all_set(environment, (NODES, NODE, ADDRESSES), "SkyPilot"):
         return None
     nodes = read_number(environment, NODES)

@@ -15,9 +15,10 @@ STEP = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", PROCESSES, PROCESS, "SLURM_LOCALI
 
 
 def describe_by_slurm(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as the variables of a step describe it, with the address left to JAX; None outside of a step.
+    """Describe the cluster by a step's variables; None outside of a step.
 
-    The shell of an interactive allocation may be a step too. It has one task, while `SLURM_NTASKS` is still that of the allocation.
+    JAX finds the address. The shell of an interactive allocation may be a step too. It has one task, while `SLURM_NTASKS` still counts the
+    tasks of the allocation.
     """
     if not all(environment.get(name) for name in STEP):
         return None

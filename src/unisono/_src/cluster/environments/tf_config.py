@@ -1,4 +1,4 @@
-"""TF_CONFIG, as programs for `tf.distribute` have it."""
+"""TF_CONFIG, which programs for `tf.distribute` use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ REFUSED_TASKS = {
 
 
 def describe_by_tf_config(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as TF_CONFIG describes it; None where there is none or it names none, as in TensorFlow: a single process.
+    """Describe the cluster by TF_CONFIG; None if it names no cluster.
 
-    A chief, if any, is process 0, and the workers follow. The coordinator listens where the TensorFlow server of process 0 would listen: the
-    address is free, because no such server runs.
+    Without a cluster this is a single process, as in TensorFlow. A chief, if any, is process 0, and the workers follow. The coordinator
+    listens where the TensorFlow server of process 0 would listen: the address is free, because no such server runs.
     """
     text = environment.get("TF_CONFIG")
     if not text:

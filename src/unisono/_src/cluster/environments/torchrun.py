@@ -1,4 +1,4 @@
-"""The variables of torchrun, which Kubeflow's PyTorchJob, `accelerate launch` and scripts for torch set too."""
+"""The variables of torchrun. Kubeflow's PyTorchJob, `accelerate launch` and scripts for torch set them too."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LAST_PORT = 65535
 
 
 def describe_by_torchrun(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as torchrun's variables describe it; None where they are not set, or say one process: images set them so.
+    """Describe the cluster by torchrun's variables.
 
-    Process 0 listens at the port after that of torchrun's store. Of several processes on a machine each has the GPU of its local rank.
+    None if they are unset, or count one process: images set them so. Process 0 listens at the port after the one of torchrun's store. If a
+    machine has several processes, each gets the GPU of its local rank.
     """
     if not environment.get(PROCESSES) or not environment.get(PROCESS):  # either name alone has other uses
         return None
@@ -44,7 +45,10 @@ def choose_port(store: int) -> int:
 
 
 def read_local_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the GPU of this process; None for all, where it is the only process of its machine or JAX's own variable says which."""
+    """Read which GPU this process has; None for all.
+
+    It has all if it is alone on its machine, or if JAX's own variable names them.
+    """
     is_only_one = environment.get(LOCAL_PROCESSES) == "1"
     if is_only_one or not environment.get(LOCAL) or environment.get("JAX_LOCAL_DEVICE_IDS"):
         return None

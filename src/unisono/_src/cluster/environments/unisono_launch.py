@@ -13,9 +13,9 @@ SOURCE = f"the environment ({names.COORDINATOR} and its kin)"
 
 
 def describe_by_launcher(environment: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster as the variables of `unisono launch` describe it, whoever sets them; None where none is set.
+    """Describe the cluster by the launcher's variables; None if none is set.
 
-    One process needs no others: where the number of processes alone is set, and is 1, this is a single process.
+    Whoever may set them. A single process needs only its number of processes, 1.
     """
     said = [name for name in VARIABLES if environment.get(name)]
     if said == [names.PROCESSES] and read_number(environment, names.PROCESSES) == 1:

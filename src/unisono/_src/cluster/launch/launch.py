@@ -1,4 +1,7 @@
-"""Runs of all processes: started together, ended together, and started again as often as restarts are allowed."""
+"""The runs of `unisono launch`.
+
+The processes of a run start together and end together. After a failure the next run starts, until the restarts are used up.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from unisono._src.cluster.launch.worker_environment import LOOPBACK, WorkerDevic
 from unisono._src.cluster.launch.worker_process import WorkerProcess
 
 BOOTSTRAP = str(pathlib.Path(__file__).with_name("worker.py"))
-"""The start of a worker, which is run by its path, so that it imports nothing of Unisono."""
+"""The start of a worker. It is run by its path, so that it imports nothing of Unisono."""
 
 CALLBACK = 'un.callbacks.BackupAndRestore("backup", save_freq=100)'
 
@@ -36,24 +39,24 @@ LAST_CALL = 5.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (*ENDING, signal.SIGUSR1)
 AT_ONCE = 3
-"""The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
+"""The launcher kills the workers after this many requests to end. A worker in compiled code hears no signal."""
 
 
 class PassedSignals:
-    """The signals that the launcher receives, and passes on to the workers."""
+    """Signals that the launcher receives and passes on to the workers."""
 
     def __init__(self) -> None:
         self.pending: collections.deque[int] = collections.deque()
         self.requests_to_end = 0
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Add a signal to the pending ones, as its handler."""
+        """Add a signal to the pending ones. This is its handler."""
         self.pending.append(number)
         self.requests_to_end += number in ENDING
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
-        """Collect, for the block, the signals that come."""
+        """Collect the signals that come while the block runs."""
         before = {number: signal.signal(number, self.note) for number in PASSED_ON}
         try:
             yield
@@ -73,8 +76,10 @@ class LaunchSettings:
 
 
 def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, least: int | None) -> int:
-    """Run all processes, again after failures, and return the exit code. `least` is the smallest number of processes of a run after a
-    failure; None means all processes, every time."""
+    """Run all processes, again after failures; the result is the exit code.
+
+    `least` is the smallest number of processes after a failure. With None, each run has all of them.
+    """
     screen = Screen(sys.stdout, sys.stderr)
     words = settings.program
     if restarts and not seems_to_save(words):
@@ -90,7 +95,7 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
             ends = run_processes(settings, processes, restarted, screen, signals)
             screen.clear_bar()
             failure = find_first_failure(ends)
-            if failure is None:  # 75 where some have left as they were asked to
+            if failure is None:  # 75 if some have left as they were asked to
                 return max(end.code for end in ends)
             screen.write_line(sys.stderr, "\n".join([f"unisono launch: {failure}.", *failure.last_words]))
             if signals.requests_to_end or restarted == restarts:
@@ -102,14 +107,14 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
 
 
 def count_next_processes(processes: int, ends: list[ProcessEnd], least: int | None) -> int:
-    """Return the number of processes of the next run."""
+    """Count the processes of the next run."""
     return processes if least is None else max(least, processes - count_own_failures(ends))
 
 
 def run_processes(
     settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PassedSignals
 ) -> list[ProcessEnd]:
-    """Start the processes, and return their ends, in the order in which they came, when nothing of them is left."""
+    """Start the processes, and wait until nothing of them is left. The result has their ends in the order in which they came."""
     command = [sys.executable, BOOTSTRAP, str(os.getpid()), *settings.program]
     workers: list[WorkerProcess] = []
     with socket.socket() as holder, selectors.DefaultSelector() as selector:
@@ -131,12 +136,12 @@ def run_processes(
 
 
 class RunningWorkers:
-    """The workers of one run: the processes that still run, and the ends of the others."""
+    """The workers of one run, and the ends of the finished ones."""
 
     def __init__(
         self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PassedSignals
     ) -> None:
-        self._running = workers  # those that are taken out have ended: their numbers may soon be those of other processes
+        self._running = workers  # ended workers are taken out: their process ids may soon belong to other processes
         self._bound = bound
         self._selector = selector
         self._signals = signals

@@ -1,4 +1,7 @@
-"""The process that failed first. When one process is gone the others fail too, and the user must not look for the reason there."""
+"""The process that failed first.
+
+When one process is gone the others fail too, and the user must not look for the reason there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class ProcessEnd:
 
     process: int
     status: int
-    """The exit code; below 0 the number of the signal that killed the process."""
+    """The exit code. A negative one is the signal that killed the process."""
     forced: bool
     """The launcher has ended it."""
     last_words: tuple[str, ...] = ()
@@ -25,7 +28,7 @@ class ProcessEnd:
 
     @property
     def code(self) -> int:
-        """Return the exit code as a shell counts it: 128 and the number of the signal, where there was one."""
+        """The exit code as a shell counts it: 128 plus the signal."""
         return self.status if self.status >= 0 else 128 - self.status
 
     @property
@@ -34,12 +37,12 @@ class ProcessEnd:
 
     @property
     def consequence_rank(self) -> int:
-        """Return 0 for a failure of its own, and more the surer it is that another process failed first."""
+        """How surely another process failed first; 0 for an own failure."""
         if self.code == names.LOST:
             return 3
         if self.forced:
             return 2
-        return 1 if self.status == -signal.SIGABRT else 0  # what JAX does where its coordinator is gone
+        return 1 if self.status == -signal.SIGABRT else 0  # what JAX does if its coordinator is gone
 
     def __str__(self) -> str:
         if self.was_stopped:
@@ -52,10 +55,10 @@ class ProcessEnd:
 
 
 def find_first_failure(ends: Sequence[ProcessEnd]) -> ProcessEnd | None:
-    """Return the failure that is most likely the first cause; of equally likely failures, the one that came first."""
+    """Find the most likely first cause; of equals, the earliest."""
     return min((end for end in ends if end.is_failure), key=lambda end: end.consequence_rank, default=None)
 
 
 def count_own_failures(ends: Sequence[ProcessEnd]) -> int:
-    """Return the number of processes that failed by themselves, of which there is one at least after a failure."""
+    """Count the processes that failed by themselves. After a failure there is at least one."""
     return max(sum(end.is_failure and end.consequence_rank < 2 for end in ends), 1)

@@ -1,4 +1,4 @@
-"""The output of several processes as one: whole lines with the process in front, and one progress bar."""
+"""The output of several processes as one. Whole lines with the rank in front, and one progress bar."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ REMEMBERED = 400
 
 
 class Screen:
-    """The terminal or files on which the lines of all processes come together. A bar is a line that is written again and again, after
-    carriage returns."""
+    """The terminal or files where the lines of all processes meet.
+
+    A bar is a line that is written again and again, after carriage returns.
+    """
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self.out = out
@@ -53,7 +55,7 @@ class Screen:
 
 
 class WorkerOutput:
-    """The standard output or error of one process, on its way to the screen."""
+    """The standard output or error of one worker."""
 
     def __init__(self, screen: Screen, target: TextIO, process: int) -> None:
         self._screen = screen
@@ -65,7 +67,7 @@ class WorkerOutput:
         self.last: collections.deque[str] = collections.deque(maxlen=REMEMBERED)
 
     def feed(self, content: bytes) -> None:
-        """Take the bytes that were read, and show the lines that are whole."""
+        """Take bytes that were read, and show whole lines."""
         *lines, self._unfinished = (self._unfinished + self._decoder.decode(content)).split("\n")
         for line in lines:
             self._show(line.removesuffix("\r"))
@@ -77,7 +79,7 @@ class WorkerOutput:
             self._screen.show_bar(self._target, self._prefix(strip_overwritten(self._unfinished)))
 
     def close(self) -> None:
-        """Show the last line too, where it came without an end."""
+        """Show the last line, even if it came without an end."""
         if self._unfinished:
             self._show(self._unfinished)
             self._unfinished = ""
@@ -98,13 +100,18 @@ class WorkerOutput:
 
 
 def strip_overwritten(line: str) -> str:
-    """Return what a terminal shows of a line that goes back to its beginning. Keras backs over its bar first."""
+    """Cut a line to the part that a terminal still shows.
+
+    The rest was overwritten after a carriage return. Keras backs over its bar first.
+    """
     return line.rstrip("\r").rpartition("\r")[2].lstrip("\b").rstrip("\b")
 
 
 def find_last_traceback(lines: list[str]) -> list[str]:
-    """Return the last traceback with the tracebacks that it came from, up to the end of the lines or to what the libraries below Python
-    log; empty where there is none."""
+    """Find the last traceback, with the tracebacks that caused it.
+
+    It goes to the end of the lines, or up to the logs of libraries below Python. Empty if there is none.
+    """
     begins = [number for number, line in enumerate(lines) if line == TRACEBACK]
     if not begins:
         return []

@@ -1,4 +1,4 @@
-"""The program that is launched: a script or a module with its arguments."""
+"""The launched program: a script or a module, with its arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import sys
 from collections.abc import Sequence
 
 SAVING = ("BackupAndRestore", "Checkpoint(")
-"""Words of which a script that saves its training has one. Keras' ModelCheckpoint( contains the second."""
+"""A script that saves its training has one of these. Keras' ModelCheckpoint( contains the second."""
 
 
 def check_program(words: Sequence[str]) -> None:
-    """Refuse words that name no program. They stand behind the options of `unisono launch`, as on Python's own command line."""
+    """Refuse a command line that names no program.
+
+    The program stands behind the options of `unisono launch`, as on Python's own command line.
+    """
     if not words or list(words) == ["-m"]:
         raise ValueError(
             "unisono launch received no program. Write: unisono launch --processes 2 script.py, or with a module "
@@ -23,8 +26,7 @@ def check_program(words: Sequence[str]) -> None:
 
 
 def seems_to_save(words: Sequence[str]) -> bool:
-    """Return whether the source of the program names something that saves. Its imports are not read. The answer is True where the source
-    cannot be read."""
+    """Whether the program's source names something that saves. Its imports are not read. True if the source cannot be read."""
     try:
         source = find_source(words).read_text()
     except (OSError, UnicodeDecodeError, ImportError, ValueError):
@@ -46,7 +48,7 @@ def find_source(words: Sequence[str]) -> pathlib.Path:
 
 
 def split_command_line(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's own options, and the program with everything that belongs to it.
+    """Split the launcher's options from the program and its arguments.
 
     Args:
         words: The words after `unisono launch`.

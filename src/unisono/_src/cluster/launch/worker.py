@@ -1,7 +1,7 @@
-"""The start of a worker: runs a program as Python would, in a process that dies with its launcher.
+"""The start of a worker, which dies with its launcher.
 
-python worker.py LAUNCHER [-m] PROGRAM ARGUMENTS: started by its path and with the standard library alone, so that the program finds
-a Python in which nothing was imported.
+python worker.py LAUNCHER [-m] PROGRAM ARGUMENTS: it runs the program as Python would. It is started by its path and uses the standard
+library alone, so that the program finds a Python in which nothing was imported.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher ends, whatever the reason."""
+    """Have the kernel kill this process when the launcher ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # the launcher ended before this call
         os._exit(1)
 
 
 def run_program(words: list[str]) -> None:
-    """Run the program with the arguments and the import path that Python would give it."""
+    """Run the program with the arguments and import path of Python."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  # they are pipes here
     if not sys.flags.safe_path:
@@ -36,7 +36,7 @@ def run_program(words: list[str]) -> None:
 
 
 def strip_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback without the frames of this file and of runpy, which are not of the program."""
+    """Drop the frames of this file and of runpy from a traceback."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         traceback = traceback.tb_next
     return traceback

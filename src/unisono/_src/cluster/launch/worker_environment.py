@@ -1,4 +1,4 @@
-"""The environment of each worker: its number in the cluster, and its devices."""
+"""The environment of each worker: its rank and its devices."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from unisono._src.processes import names
 LOOPBACK = "127.0.0.1"
 GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 GPU_PREFIXES = ("GPU-", "MIG-")
-"""What names of GPUs that are not numbers begin with."""
+"""The beginnings of GPU names that are not numbers."""
 FORCED_COUNT = "--xla_force_host_platform_device_count"
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices that every process is to have."""
+    """The devices that every process gets."""
 
     per_process: int | None
     """None leaves CPU devices to the program, and divides all GPUs."""
     cpu: bool
-    """JAX is to run on CPU where it would find something else."""
+    """JAX runs on CPU, even if it would find other devices."""
     gpus: tuple[str, ...] = ()
     """The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them."""
 
     def make_variables(self, process: int, processes: int) -> dict[str, str]:
-        """Return the variables by which JAX finds the devices of one process."""
+        """Build the variables by which JAX finds one process' devices."""
         if self.gpus and not self.cpu:
             return {"CUDA_VISIBLE_DEVICES": ",".join(self._select_gpus(process, processes))}
         variables = {} if self.per_process is None else {"JAX_NUM_CPU_DEVICES": str(self.per_process)}
         return variables | ({"JAX_PLATFORMS": "cpu"} if self.cpu else {})
 
     def _select_gpus(self, process: int, processes: int) -> tuple[str, ...]:
-        """Return the GPUs of a process, which are contiguous. Where they cannot be divided evenly, the first processes have one more."""
+        """Choose the contiguous GPUs of one process. If they cannot be divided evenly, the first processes have one more."""
         count = len(self.gpus)
         if self.per_process is not None and processes * self.per_process > count:
             raise ValueError(
@@ -53,16 +53,20 @@ class WorkerDevices:
 
 
 def list_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the GPUs that the environment leaves visible, or of all that NVIDIA's driver lists; this starts nothing on them."""
+    """List the GPUs that the environment leaves visible.
+
+    Without CUDA_VISIBLE_DEVICES, these are all that NVIDIA's driver lists. Nothing is started on them.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     there = len(list(GPUS.iterdir())) if GPUS.is_dir() else None
     return tuple(map(str, range(there or 0))) if visible is None else parse_visible_gpus(visible, there)
 
 
 def parse_visible_gpus(visible: str, there: int | None) -> tuple[str, ...]:
-    """Return the names in CUDA_VISIBLE_DEVICES that CUDA sees: those before the first invalid one, and none where one is repeated.
+    """Split CUDA_VISIBLE_DEVICES into the names that CUDA sees.
 
-    `there` is the number of GPUs of this machine; None where nobody tells.
+    These are the names before the first invalid one, and none if one is repeated. `there` is the number of GPUs of this machine; None if
+    unknown.
 
     >>> parse_visible_gpus("0,-1,1", None), parse_visible_gpus("1,0,2", 2), parse_visible_gpus("0,0", None)
     (('0',), ('1', '0'), ())
@@ -79,7 +83,7 @@ def is_gpu_name(name: str, there: int | None) -> bool:
 def make_worker_environment(
     base: Mapping[str, str], process: int, processes: int, port: int, devices: WorkerDevices, restarts: int, bound: float
 ) -> dict[str, str]:
-    """Return the whole environment of one process."""
+    """Build the whole environment of one process."""
     coordinator = f"{LOOPBACK}:{port}"
     device_variables = devices.make_variables(process, processes)
     variables = {

@@ -1,4 +1,4 @@
-"""One started process: its output, its group, and how it ended."""
+"""One worker process: its output, its process group, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ CHUNK = 65536
 
 
 class WorkerProcess:
-    """A worker in a process group of its own: Ctrl-C at a terminal reaches the launcher, which passes it on once, and processes that the
-    worker has started end with it.
+    """A worker in a process group of its own.
+
+    Ctrl-C at a terminal reaches the launcher, which passes it on once. Processes that the worker has started end with it.
 
     The selector waits for its output. The data of a key is the function that reads it.
     """
@@ -58,11 +59,11 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the worker, which was not yet seen to have ended, is stopped, by SIGSTOP or at a terminal."""
+        """Whether the worker is stopped, by SIGSTOP or at a terminal. Ask only before its end was seen."""
         return local_processes.read_status(self._process.pid)[:1] == ["T"]
 
     def send(self, number: int) -> None:
-        """Send a signal to the worker alone, not to the processes that it has started."""
+        """Send a signal to the worker, not to its child processes."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -71,8 +72,10 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def finish(self, forced: bool, was_stopped: bool) -> ProcessEnd:
-        """Kill what is left of the worker, read the rest of its output, and return its end. There is no wait for more output: a process that
-        the worker left behind may hold the pipes open."""
+        """Kill what is left of the worker, and read its last output.
+
+        There is no wait for more output: a process that the worker left behind may hold the pipes open.
+        """
         self.kill()
         status = self._process.wait()
         for pipe, output in self._outputs.items():
@@ -85,8 +88,8 @@ class WorkerProcess:
         return ProcessEnd(self._number, status, forced, tuple(find_last_traceback(list(self._error.last))), was_stopped)
 
     def _read(self, pipe: IO[bytes]) -> bool:
-        """Read one chunk, and return whether more may follow."""
-        content = pipe.read(CHUNK)  # None where nothing has come yet, empty at the end
+        """Read one chunk; whether more may follow."""
+        content = pipe.read(CHUNK)  # None if nothing has come yet, empty at the end
         if content:
             self._outputs[pipe].feed(content)
         elif content is not None and pipe in self._selector.get_map():

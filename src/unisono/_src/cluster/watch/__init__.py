@@ -1,1 +1,4 @@
-"""The watch: notices a process that is killed, stopped, stuck, ended or ended by an error, and says so in all others."""
+"""The watch: notices a lost process, and names it in all others.
+
+A process is lost if it is killed, stopped, stuck, at its end, or ended by an error.
+"""

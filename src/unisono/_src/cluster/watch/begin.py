@@ -1,4 +1,4 @@
-"""The begin of the watch of this process, and the hooks that tell the others of its end."""
+"""The start of the watch, and the hooks for this process' end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ STATUS = re.compile(r"([A-Z_]+): ")
 """The beginning of errors of what runs below JAX, whatever class JAX gives them."""
 
 OWN = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-"""Kinds of errors that a process has by itself."""
+"""Statuses of errors that a process has by itself."""
 
 RAISING = ("jax", "jaxlib", "unisono")
-"""The packages that raise errors of an exchange. JAX takes its own frames out: the error then seems to come from Unisono, which asked for
-the exchange."""
+"""The packages that raise errors of an exchange. JAX takes its own frames out, so that the error seems to come from Unisono, which asked
+for the exchange."""
 
 
 def begin_watch() -> Activity:
-    """Begin the watch of this process, and return the object that the main thread reports to. Later calls return the same object.
+    """Begin the watch of this process, and return its activity.
 
-    Call it right after `connect_processes`. From then on the other processes are told of the end of this process, by an error or not, and
-    the end waits until none of them needs this process any more. In a single process there is no watch.
+    The main thread reports to that object; later calls return the same one. Call it right after `connect_processes`. From then on the other
+    processes are told when this process ends, by an error or not, and the end waits until none of them needs this process any more. In a
+    single process there is no watch.
 
     Example:
         >>> begin_watch().report_step(1)
@@ -52,8 +53,11 @@ def begin_watch() -> Activity:
 
 
 def hook_end(watch: ProcessWatch) -> None:
-    """Have the others told of the end of this process: by an error of the main thread, and by the interpreter's end. JAX, which was imported
-    before, disconnects after that."""
+    """Tell the others when this process ends.
+
+    The hooks are for an error of the main thread, and for the interpreter's end. JAX was imported before, so that it disconnects after
+    them.
+    """
     earlier_hook = sys.excepthook
     pid = os.getpid()
 
@@ -76,8 +80,10 @@ def hook_end(watch: ProcessWatch) -> None:
 
 
 def delay_aborts() -> None:
-    """Let each abort sleep for six seconds first, in its own thread, so that the watch can speak: where process 0 is gone, JAX' client aborts
-    the process within a tenth of a second, without naming the lost process.
+    """Delay each abort by six seconds, so that the watch can speak.
+
+    If process 0 is gone, JAX' client aborts the process within a tenth of a second, without naming the lost process. The abort sleeps in
+    its own thread.
 
     The handler of SIGABRT becomes C's `sleep`, whose argument, the number of seconds, is the number of the signal. Then the abort goes on.
     `sleep` may be called in a handler; Python code may not. JAX takes no callback instead (jaxlib 0.10.2 has one, which crashes when it is
@@ -90,8 +96,9 @@ def delay_aborts() -> None:
 
 
 def is_fault_of_others(error: BaseException | None) -> bool:
-    """Return whether an error, or the error that it came from, may be the fault of another process: where a process is gone, the others get
-    errors too, out of their exchange with it.
+    """Whether an error, or its cause, may be another process' fault.
+
+    When a process is gone, the others get errors too, out of their exchange with it.
 
     Example:
         >>> is_fault_of_others(ValueError("UNKNOWN: the user's own words"))
@@ -107,17 +114,20 @@ def is_fault_of_others(error: BaseException | None) -> bool:
 
 
 def tell_failure(watch: ProcessWatch, error: BaseException) -> None:
-    """Tell the others of the error while this process, which may keep the store, is still there."""
+    """Tell the others of the error before this process goes. It may keep the store, without which nobody hears of it."""
     verdict = watch.fail(error)
     run_briefly(lambda: watch.board.settle(verdict))
     wait_until(watch.others_are_done, watch.bound)
-    if watch.process == 0:  # it keeps the store: where it goes first, JAX aborts the others, with a page of its own words
+    if watch.process == 0:  # it keeps the store: if it goes first, JAX aborts the others, with a page of its own words
         wait_until(watch.others_are_gone, watch.bound * LAST_PART)
     disconnect(watch)
 
 
 def tell_end(watch: ProcessWatch) -> None:
-    """Tell the others that the program has ended, and wait for slower processes as JAX would, but without JAX' limit."""
+    """Tell the others of the program's end, and wait for them.
+
+    It waits for slower processes as JAX would, but without JAX' limit.
+    """
     if watch.state == RAISED or distributed.get_client() is None:
         return
     if watch.state == RUNNING:
@@ -133,6 +143,6 @@ def tell_end(watch: ProcessWatch) -> None:
 
 
 def disconnect(watch: ProcessWatch) -> None:
-    """Stop the watch, and forget the connection to the other processes."""
+    """Stop the watch, and forget the connection to the others."""
     watch.rest(MOMENT)
     distributed.forget_connection()

@@ -1,4 +1,4 @@
-"""The board: what the processes tell each other, through the key-value store of `jax.distributed`, which process 0 keeps."""
+"""The board: what the processes tell each other. It lies in the key-value store of `jax.distributed`, which process 0 keeps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RAISED = "raised"
 ENDED = "ended"
 """The process is at the end of its program."""
 LEFT = "left"
-"""The process is on its way out, because it knows of a lost process."""
+"""The process is leaving, because it knows of a lost process."""
 
 DONE = (RAISED, ENDED, LEFT)
-"""States of processes for which nobody need wait any more."""
+"""States of processes that nobody waits for any more."""
 
 HEARTBEATS = "unisono/watch/records/"
 VERDICTS = "unisono/watch/verdict/"
@@ -32,12 +32,12 @@ THE_ONE = f"{VERDICTS}first"
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """A message of a process about itself to the others."""
+    """A process' message about itself to the others."""
 
     process: int
     pid: int
     born: int
-    """When it started, in the kernel's clock: ids are used again."""
+    """When it started, in the kernel's clock: process ids are used again."""
     machine: str
     """The machine, or container, that the id belongs to."""
     host: str
@@ -49,11 +49,11 @@ class Heartbeat:
     state: str = RUNNING
     phase: str = WORKING
     seconds: float = 0.0
-    """For how long its main thread is in this phase without finishing a step."""
+    """How long its main thread is in this phase without finishing a step."""
     words: str = ""
     """The error that it raised, or what it is busy with or waits for."""
     stack: str = ""
-    """Where its main thread stands, once it has not moved for a while."""
+    """The stack of its main thread, once it has not moved for a while."""
 
     @property
     def where(self) -> str:
@@ -65,7 +65,7 @@ class Heartbeat:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The lost process, and in words how it was lost."""
+    """The lost process, and how it was lost."""
 
     process: int
     words: str
@@ -76,8 +76,10 @@ def describe_step(step: int | None) -> str:
 
 
 class Board:
-    """The heartbeats and the verdict that all processes see. Each call waits for process 0, for minutes where that is stopped, and belongs
-    into a thread that may wait."""
+    """The heartbeats and the verdict that all processes see.
+
+    Each call waits for process 0, for minutes if that is stopped, so it belongs into a thread that may wait.
+    """
 
     def __init__(self, client: KeyValueStore) -> None:
         self._client = client
@@ -88,18 +90,20 @@ class Board:
         )
 
     def read_heartbeats(self) -> dict[int, Heartbeat]:
-        """Return the last heartbeat of each process, by its number."""
+        """Read the last heartbeat of each process, by rank."""
         heartbeats = [Heartbeat(**json.loads(text)) for _, text in self._client.key_value_dir_get(HEARTBEATS)]
         return {heartbeat.process: heartbeat for heartbeat in heartbeats}
 
     def read_verdict(self) -> Verdict | None:
-        """Return the verdict of all processes, or None where there is none yet."""
+        """Read the verdict of all processes; None if there is none yet."""
         entries = self._client.key_value_dir_get(VERDICTS)
         return Verdict(**json.loads(entries[0][1])) if entries else None
 
     def settle(self, own: Verdict) -> Verdict:
-        """Return the first verdict of all processes. It becomes the argument where there is none yet. A process that fails later fails because
-        of the first."""
+        """Settle the verdict of all processes: the first one holds.
+
+        `own` becomes it if there is none yet. A process that fails later fails because of the first.
+        """
         try:
             self._client.key_value_set(THE_ONE, json.dumps(dataclasses.asdict(own)))
         except jax.errors.JaxRuntimeError as error:

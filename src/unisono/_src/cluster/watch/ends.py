@@ -1,4 +1,4 @@
-"""The end of a process when another process is lost, or when it is the lost process itself."""
+"""The end of a process after a verdict. Another process is lost, or this one is the lost process itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono._src.processes import names
 T = TypeVar("T")
 
 LAST_PART = 1 / 3
-"""The part of the bound in which process 0 waits until the others have left."""
+"""The part of the bound for which process 0 waits until the others have left."""
 
 MOMENT = 1.0
 """Seconds for a call that should take none, but may hang because a process is lost."""
@@ -27,7 +27,10 @@ POLL = 0.05
 
 
 def end_after_verdict(watch: ProcessWatch, verdict: Verdict) -> None:
-    """Settle a verdict with the others, and end this process, unless its main thread is on its way out. The judging thread calls this."""
+    """Settle a verdict with the others, and end this process.
+
+    It does not end a process whose main thread is on its way out. The judging thread calls this.
+    """
     first = run_briefly(lambda: watch.board.settle(verdict)) or verdict
     if watch.state == RAISED or (first.process == watch.process and watch.state == ENDED):
         watch.is_decided.set()  # the main thread leaves, with an exit code of its own
@@ -38,7 +41,7 @@ def end_after_verdict(watch: ProcessWatch, verdict: Verdict) -> None:
 
 
 def end_process(watch: ProcessWatch, words: str, code: int) -> None:
-    """Say why, and end this process from a side thread: the main thread may never come back."""
+    """Say why, and end this process from a side thread. The main thread may never come back."""
     text = f"unisono: {words.rstrip()}\nunisono: process {watch.process} ends with exit code {code}.\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())  # without Python's buffers, whose lock the main thread may hold
@@ -52,7 +55,7 @@ def end_process(watch: ProcessWatch, words: str, code: int) -> None:
 
 
 def run_briefly(work: Callable[[], T]) -> T | None:
-    """Run a function in a thread of its own, and return its result; None where it fails, or takes longer than a moment."""
+    """Run a function in its own thread, for a moment at most. None if it fails or takes longer."""
     results: list[T] = []
 
     def run_quietly() -> None:
@@ -66,7 +69,7 @@ def run_briefly(work: Callable[[], T]) -> T | None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition is true, for some seconds at most."""
+    """Wait for a condition, for some seconds at most."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(POLL)

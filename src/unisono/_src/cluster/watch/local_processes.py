@@ -1,4 +1,4 @@
-"""The state of processes on this machine, from the kernel, which says more, and sooner, than the processes themselves."""
+"""The state of processes on this machine, from the kernel. It says more, and sooner, than the processes themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THERE = "there"
 
 
 def read_machine_name() -> str:
-    """Return a name for this boot of this machine and its space of process ids: containers have their own."""
+    """Name this boot of this machine and its process id space. Containers have their own."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
@@ -22,13 +22,13 @@ def read_machine_name() -> str:
 
 
 def read_start_time(pid: int) -> int:
-    """Return when the process started, in ticks since the boot; 0 where it is not known."""
+    """Read when the process started, in ticks since the boot. 0 if it is unknown."""
     fields = read_status(pid)
     return int(fields[19]) if fields else 0
 
 
 def read_process_state(pid: int, started: int) -> str:
-    """Return whether a process of this machine is gone (or a zombie), stopped, or there."""
+    """Read whether a local process is gone, stopped or there. A zombie is gone."""
     fields = read_status(pid)
     if not fields or fields[0] in "ZX" or int(fields[19]) != started:
         return GONE
@@ -36,7 +36,7 @@ def read_process_state(pid: int, started: int) -> str:
 
 
 def read_status(pid: int) -> list[str]:
-    """Return the fields of /proc/pid/stat after the command, which may hold spaces; empty where there is no such process."""
+    """Read the fields of /proc/pid/stat behind the command. The command may hold spaces. Empty if there is no such process."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The verdict on a lost process, by what is known of all processes. Pure functions, so that every case can be tested."""
+"""The verdict on a lost process, from what all have said. Pure functions, so that every case can be tested."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from unisono._src.processes import names
 from unisono._src.processes.activity import WAITING, WORKING
 
 PATIENCE = 0.7
-"""The part of the bound after which a silent process is given up. The rest of the bound is for saying so and leaving."""
+"""A silent process is given up after this part of the bound. The rest is for saying so and leaving."""
 
 BEFORE_THE_FIRST_STEP = 10
-"""The number of bounds that a process has for its first step: it reads data, builds and compiles."""
+"""The number of bounds that a process has for its first step, in which it reads data, builds and compiles."""
 
 SILENT = {STOPPED: "is stopped (SIGSTOP)", THERE: "is stuck in compiled code", None: "is killed, stopped or cut off"}
-"""What a silent process is, by its state in the kernel."""
+"""What happened to a silent process, by its state in the kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """The knowledge that one process has of another."""
+    """What one process knows of another."""
 
     heartbeat: Heartbeat
     silence: float
     """Seconds since that heartbeat."""
     seen: str | None
-    """The state that the kernel reports; None where the process runs on another machine."""
+    """The state that the kernel reports. None if the process runs on another machine."""
 
 
 def judge_processes(own: Heartbeat, others: list[Observation], bound: float, interval: float, stopped: float) -> Verdict | None:
-    """Return the verdict on a lost process, the surest one first; None where no process is lost.
+    """Judge whether a process is lost, the surest verdict first.
+
+    None if no process is lost.
 
     Args:
         own: The heartbeat of this process now.
@@ -54,7 +56,7 @@ def judge_processes(own: Heartbeat, others: list[Observation], bound: float, int
 
 
 def make_verdict(heartbeat: Heartbeat, words: str) -> Verdict:
-    """Return the verdict on the process of a heartbeat. Its name stands before the words."""
+    """Write a verdict that begins with the process' name."""
     return Verdict(heartbeat.process, f"{heartbeat} {words}")
 
 
@@ -63,8 +65,10 @@ def make_error_verdict(heartbeat: Heartbeat) -> Verdict:
 
 
 def find_own_stop(own: Heartbeat, others: list[Observation], stopped: float) -> Verdict | None:
-    """Return a verdict on this process, which was stopped for too long: a process that is gone has left because of it, and its message of
-    that may not have reached the store."""
+    """Find whether this process was stopped for too long.
+
+    A process that is gone has left because of it, and its message may not have reached the store.
+    """
     for other in others:
         if other.seen == GONE and other.heartbeat.state not in DONE:
             return make_verdict(
@@ -74,13 +78,15 @@ def find_own_stop(own: Heartbeat, others: list[Observation], stopped: float) -> 
 
 
 def find_error(others: list[Observation]) -> Verdict | None:
-    """Return a verdict on a process that has raised an error of its own."""
+    """Find a process that has raised an error of its own."""
     return next((make_error_verdict(other.heartbeat) for other in others if other.heartbeat.state == RAISED), None)
 
 
 def find_silent(own: Heartbeat, others: list[Observation], patience: float) -> Verdict | None:
-    """Return a verdict on a process that is gone, or that has sent no heartbeat for too long. Its last heartbeat may be old; but all
-    processes took part in the steps that this process has finished."""
+    """Find a process that is gone, or silent for too long.
+
+    Its last heartbeat may be old; but all processes took part in the steps that this process has finished.
+    """
     for other in others:
         heartbeat = other.heartbeat
         if heartbeat.state in DONE:
@@ -95,7 +101,7 @@ def find_silent(own: Heartbeat, others: list[Observation], patience: float) -> V
 
 
 def find_ended(own: Heartbeat, others: list[Observation], interval: float) -> Verdict | None:
-    """Return a verdict on a process that has come to the end of its program while this process waits for it."""
+    """Find a process that ended its program while this one waits."""
     if own.phase != WAITING or own.state != RUNNING or own.seconds < max(1.0, 2 * interval):
         return None
     for other in others:
@@ -106,7 +112,7 @@ def find_ended(own: Heartbeat, others: list[Observation], interval: float) -> Ve
 
 
 def find_stuck(everybody: list[Heartbeat], patience: float) -> Verdict | None:
-    """Return a verdict on a process that has not moved while another waits. The process that has not moved for longest holds up the others."""
+    """Find a process that has not moved while another waits. The process that has not moved for longest holds up the others."""
     if not any(heartbeat.phase == WAITING and heartbeat.seconds >= patience for heartbeat in everybody):
         return None
     still = [heartbeat for heartbeat in everybody if is_still(heartbeat, patience)]
@@ -121,13 +127,13 @@ def find_stuck(everybody: list[Heartbeat], patience: float) -> Verdict | None:
 
 
 def is_still(heartbeat: Heartbeat, patience: float) -> bool:
-    """Return whether the main thread of a process has worked for too long without finishing a step."""
+    """Whether a main thread has worked too long without a step."""
     allowed = patience * (BEFORE_THE_FIRST_STEP if heartbeat.step is None else 1)
     return heartbeat.state == RUNNING and heartbeat.phase == WORKING and heartbeat.seconds >= allowed
 
 
 def find_different_waits(everybody: list[Heartbeat], patience: float) -> Verdict | None:
-    """Return a verdict on a process that waits for something else than the first: all processes wait, and none will come."""
+    """Find a process that waits for something else than the first. All processes wait, and none will come."""
     first = everybody[0]
     if not all(
         heartbeat.state == RUNNING and heartbeat.phase == WAITING and heartbeat.seconds >= patience for heartbeat in everybody

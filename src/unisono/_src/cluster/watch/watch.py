@@ -1,4 +1,4 @@
-"""The watch of one process: what it tells the others, what it hears of them, and its verdict when one is lost."""
+"""The watch of one process: its heartbeats, the others', and its verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOON = 0.05
 """Seconds between two heartbeats until all processes have been heard of."""
 
 LONGEST_ERROR = 300
-"""Characters of an error that are told."""
+"""The longest text of an error that is sent, in characters."""
 
 UNREACHABLE = 3.0
 """Seconds after which failing calls are no hiccup of the network. JAX, which does not wait at all, aborts after six (`delay_aborts`)."""
@@ -38,9 +38,10 @@ NOT_THE_PROGRAM = ("cluster/launch/worker.py", "<frozen runpy>")
 
 
 class ProcessWatch(Activity):
-    """The reports of the main thread, and two threads: one talks to the other processes, one judges them.
+    """The main thread's activity, and two threads that watch the others.
 
-    The talking thread waits for process 0, for minutes where that is stopped; so another thread judges.
+    One thread talks to the other processes, one judges them. The talking thread waits for process 0, for minutes if that is stopped; so
+    another thread judges.
 
     Args:
         process: The number of this process.
@@ -84,8 +85,10 @@ class ProcessWatch(Activity):
             thread.start()
 
     def rest(self, seconds: float) -> None:
-        """Stop, and wait for both threads, `seconds` for each at most. A thread that is in JAX' code when the interpreter ends aborts the
-        process, unless its call never returns."""
+        """Stop, and wait `seconds` at most for each thread.
+
+        A thread that is in JAX' code when the interpreter ends aborts the process, unless its call never returns.
+        """
         self._over.set()
         self._news.set()
         for thread in self._threads:
@@ -97,13 +100,13 @@ class ProcessWatch(Activity):
         self._news.set()
 
     def fail(self, error: BaseException) -> Verdict:
-        """Note that the program has ended by this error, and return the verdict on this process."""
+        """Note that this error ended the program, and make the verdict."""
         self._error = f"{type(error).__name__}: {error}".partition("\n")[0][:LONGEST_ERROR].rstrip(": ")
         self.publish_state(RAISED)
         return make_error_verdict(self.make_heartbeat())
 
     def make_heartbeat(self) -> Heartbeat:
-        """Return the heartbeat of this process now."""
+        """Build the heartbeat of this process now."""
         seconds = time.monotonic() - self.moved_at
         stack = format_main_stack() if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
         words = self._error or self.doing
@@ -112,15 +115,15 @@ class ProcessWatch(Activity):
         )
 
     def others_are_done(self) -> bool:
-        """Return whether no other process waits for this process any more."""
+        """Whether no other process waits for this process any more."""
         return self._all_others(lambda other: other.heartbeat.state in DONE or other.seen == local_processes.GONE)
 
     def others_have_ended(self) -> bool:
-        """Return whether all others have come to the end of their programs, so that JAX may disconnect from them."""
+        """Whether all others have ended their programs. JAX may then disconnect from them."""
         return self._all_others(lambda other: other.heartbeat.state == ENDED)
 
     def others_are_gone(self) -> bool:
-        """Return whether no other process reads the store any more. A silent process does not read it."""
+        """Whether no other process reads the store any more. A silent process does not read it."""
         longest_silence = 3 * self.interval + 1.0
         others = self._observe_others(time.monotonic())
         return all(other.seen == local_processes.GONE or other.silence > longest_silence for other in others)
@@ -130,7 +133,10 @@ class ProcessWatch(Activity):
         return len(others) == self._processes - 1 and all(map(condition, others))
 
     def _observe_others(self, now: float) -> list[Observation]:
-        """Return what is known of the others. Silence counts up to the last time that the store was read, but for process 0, which keeps it."""
+        """Collect what is known of the others.
+
+        Silence counts up to the last read of the store. Process 0 keeps the store, so its silence counts up to now.
+        """
         return [
             Observation(
                 heartbeat,
@@ -204,7 +210,7 @@ class ProcessWatch(Activity):
 
 
 def format_main_stack() -> str:
-    """Return the stack of the main thread as a traceback shows it, from the program's first line on."""
+    """Format the main thread's stack like a traceback. It begins with the program's first line."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [summary for summary in traceback.extract_stack(frame) if not summary.filename.endswith(NOT_THE_PROGRAM)]
     return "".join(traceback.format_list(frames))
