@@ -15,8 +15,9 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
+import jax
 import numpy as np
 
 from unisono._src.exchange.protocol import SumDescription
@@ -42,6 +43,9 @@ IN_ORDER = ("x86_64", "AMD64")
 
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
+Like: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+"""A contribution, in shapes."""
+
 AddNodes: TypeAlias = Callable[[range, Mapping[range, PackedTree | None]], PackedTree | None]
 """Adds sums over a span of replicas, in the order of the tree."""
 
@@ -62,15 +66,15 @@ class Memory:
         """Bytes for arrays."""
         return len(self._bytes) - HEADER
 
-    def view_tree(self, place: int, like: PackedTree) -> PackedTree:
+    def view_tree(self, place: int, like: Like) -> PackedTree:
         """View one of several trees that lie behind one another."""
         start = HEADER + place * count_bytes(like)
-        tree: PackedTree = {}
+        tree: dict[str, np.ndarray] = {}
         for name, leaf in like.items():
             size = leaf.size * leaf.dtype.itemsize
             tree[name] = self._bytes[start : start + size].view(leaf.dtype)
             start += round_up(size)
-        return tree
+        return cast(PackedTree, tree)  # XLA reads it in place
 
 
 class SumViews(NamedTuple):
@@ -111,17 +115,17 @@ class SharedSum:
         own = self._memories[self._agreement.number]
         with get_activity().report_busy("computing"):
             for node, place in zip(nodes, views.own, strict=False):
-                for name in place if node is not None else ():
-                    np.copyto(place[name], node[name])  # waits until it is computed
+                if node is not None:
+                    write_tree(place, node)
         own.words[: len(words)] = words
         self._meet()
         told = np.array([memory.words[: len(words)] for memory in self._memories])
         total = self._add(range(description.leaves), views.slices)
         assert total is not None  # some replica has rows
-        for name, part in views.total.items():
-            np.copyto(part, total[name])
+        write_tree(views.total, total)
         self._meet()
-        return {name: np.concatenate([part[name] for part in views.totals]) for name in views.total}, told
+        parts = {name: [np.asarray(part[name]) for part in views.totals] for name in views.total}
+        return cast(PackedTree, {name: np.concatenate(of_name) for name, of_name in parts.items()}), told
 
     def open_room(self, size: int) -> bool:
         """Make room for so many bytes of arrays in each process; return whether all processes read one another's memory."""
@@ -203,7 +207,13 @@ def open_memory(process: int, descriptor: int, token: int) -> Memory | None:
     return memory if memory.token[0] == token else None
 
 
-def count_bytes(like: PackedTree) -> int:
+def write_tree(place: PackedTree, tree: PackedTree) -> None:
+    """Write arrays into shared memory, when they are computed."""
+    for name, array in tree.items():
+        np.copyto(np.asarray(place[name]), np.asarray(array))
+
+
+def count_bytes(like: Like) -> int:
     return sum(round_up(leaf.size * leaf.dtype.itemsize) for leaf in like.values())
 
 
