@@ -26,7 +26,6 @@ from unisono._src.digest import digest_in_program
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
 from unisono._src.native.column_sums import add_up_columns, add_up_gated_columns, measure_columns
-from unisono._src.native.contributions import call_push
 from unisono._src.native.convolutions import (
     call_convolution,
     call_convolution_with_bias,
@@ -34,12 +33,10 @@ from unisono._src.native.convolutions import (
     call_depthwise_kernel_gradient,
     call_kernel_gradient,
 )
-from unisono._src.native.digests import call_digest
-from unisono._src.native.kept_arrays import keep_array
 from unisono._src.native.normalizations import normalize_rows
 from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.native.row_copies import copy_rows
-from unisono._src.native.step_memory import open_step_memory
+from unisono._src.native.step_calls import call_digest, call_push, keep_array, open_step_memory
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function

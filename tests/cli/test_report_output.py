@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from unisono._src.cli.report_output import output_report
+from unisono._src.cli.output import output_report
 
 CONTENT = {"equal": False, "runs": [{"name": "ä, <b>"}]}
 

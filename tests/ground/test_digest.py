@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sizes import cases, mostly_slow
 from unisono._src import digest
-from unisono._src.native.digests import call_digest, call_digest_on_host
 from unisono._src.native.library import load_kernels
+from unisono._src.native.step_calls import call_digest, call_digest_on_host
 
 DTYPES = ("float32", "uint32", "int16", "float16", "bfloat16", "int8", "uint8", "bool", "complex64")
 SIZES = (0, 1, 33, 1024, 5000)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from sizes import cases
-from unisono._src.native.kept_arrays import keep_array
 from unisono._src.native.library import Kernels, load_kernels
+from unisono._src.native.step_calls import keep_array
 from unisono._src.xla.rewrite import arrays, rewrite_function
 
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))

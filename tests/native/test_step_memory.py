@@ -10,7 +10,7 @@ import pytest
 
 from processes import python
 from unisono._src.native.library import load_in_use, load_kernels
-from unisono._src.native.step_memory import open_step_memory
+from unisono._src.native.step_calls import open_step_memory
 
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 

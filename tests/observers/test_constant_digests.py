@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono._src.observers.constant_digests import ConstantDigests
+from unisono._src.observers.process_comparison import ConstantDigests
 
 CALLS = 20
 POWERS = {1, 2, 4, 8, 16}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from unisono._src import reduction_tree
-from unisono._src.native.contributions import call_push
 from unisono._src.native.library import load_kernels
+from unisono._src.native.step_calls import call_push
 from unisono._src.placement import split_evenly
 from unisono._src.step import running_sums
 from unisono._src.xla.rewrite import rewrite_function

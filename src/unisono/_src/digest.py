@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unisono._src.native.digests import call_digest_on_host
+from unisono._src.native.step_calls import call_digest_on_host
 from unisono._src.typing import AnyArray, Array
 
 LANES = 2

@@ -9,7 +9,7 @@ import tyro
 
 from unisono._src.cli import audit_command, doctor_command, launch_command, replay_command
 from unisono._src.cli.completion import make_completion
-from unisono._src.cli.errors import CommandError
+from unisono._src.cli.output import CommandError
 from unisono._src.cluster.launch.target import split_command_line
 from unisono._src.versions import VERSION
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from unisono._src.audit.audit_settings import AuditSettings
-from unisono._src.cli.errors import CommandError, check_counts
-from unisono._src.cli.report_output import DIFFERENT, EQUAL, output_report
+from unisono._src.cli.output import DIFFERENT, EQUAL, CommandError, check_counts, output_report
 
 if TYPE_CHECKING:
     from unisono._src.audit.audit_report import AuditReport

@@ -9,7 +9,7 @@ from typing import Literal
 import keras
 import numpy as np
 
-from unisono._src.cli.errors import CommandError
+from unisono._src.cli.output import CommandError
 
 DatasetName = Literal["digits", "mnist", "fashion_mnist", "cifar10"]
 

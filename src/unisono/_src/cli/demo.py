@@ -14,7 +14,7 @@ import tyro
 import unisono as un
 from unisono._src.cli import datasets
 from unisono._src.cli.epoch_times import EpochTimes
-from unisono._src.cli.errors import CommandError, check_counts
+from unisono._src.cli.output import CommandError, check_counts
 from unisono._src.typing import Shape
 from unisono._src.xla import runtime
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono._src.cli.errors import CommandError
+from unisono._src.cli.output import CommandError
 
 
 def doctor(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from unisono._src.cli.errors import CommandError, check_counts
+from unisono._src.cli.output import CommandError, check_counts
 from unisono._src.cluster.launch.launch import LaunchSettings, run_with_restarts
 from unisono._src.cluster.launch.target import check_program
 from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus

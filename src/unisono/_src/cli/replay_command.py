@@ -9,8 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from unisono._src.cli.errors import CommandError, check_counts
-from unisono._src.cli.report_output import DIFFERENT, EQUAL, output_report
+from unisono._src.cli.output import DIFFERENT, EQUAL, CommandError, check_counts, output_report
 
 FLAGS = ("--interactive", "--no-interactive", "-h", "--help")
 

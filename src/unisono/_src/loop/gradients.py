@@ -18,8 +18,8 @@ from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import RecordingScope, find_stateless_scope
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.gradient_notes import GradientNotes
 from unisono._src.replica.loss_weights import compute_mean_divisor, spread_weights
+from unisono._src.replica.optimizer_update import GradientNotes
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
 from unisono._src.xla.rewrite import rewrite_before_gradient

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from unisono._src.record import record_file
 from unisono._src.record.record_file import Steps
-from unisono._src.replica.untold_loss import list_told
+from unisono._src.replica.protocol import list_told
 from unisono._src.typing import Json
 
 

@@ -23,8 +23,7 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes import names
 from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
-from unisono._src.replica.protocol import RecordedVariables
-from unisono._src.replica.untold_loss import list_told
+from unisono._src.replica.protocol import RecordedVariables, list_told
 from unisono._src.step.cut_step import InspectedProgram
 from unisono._src.step.inspected_step import InspectedReplica, InspectedStep
 from unisono._src.step.observer import StepObserver, WatchedStep

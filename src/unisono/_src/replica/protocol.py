@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import keras
+import numpy as np
 
 from unisono._src.typing import Array
 
@@ -13,3 +14,13 @@ State: TypeAlias = tuple[list[Array], ...]
 
 RecordedVariables: TypeAlias = list[tuple[str, list[keras.Variable]]]
 """(kind, variables) that are recorded of a step: gradients, then the groups of the state without the metrics."""
+
+
+UNTOLD_LOSS = np.array(0x7FC0_0001, np.uint32).view(np.float32)[()]
+
+
+def list_told(losses: np.ndarray) -> list[float | None]:
+    """List float32 losses, with None for those not reported."""
+    losses = np.ascontiguousarray(losses, np.float32)
+    is_untold = losses.view(np.uint32) == UNTOLD_LOSS.view(np.uint32)
+    return [None if untold else loss for loss, untold in zip(losses.tolist(), is_untold.tolist(), strict=True)]

@@ -16,17 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.native.step_memory import open_step_memory
+from unisono._src.native.step_calls import open_step_memory
 from unisono._src.packing import unpack_tree
 from unisono._src.phases.run import ShardPlace
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_orders import CallOrders, Whole
 from unisono._src.step.cut_step import Known, ShardWork, StepEnd
-from unisono._src.step.digest_stage import DigestStage
 from unisono._src.step.phased_steps import PhasedCut, WholeStep
 from unisono._src.step.run_outputs import ReplicaOutputs
-from unisono._src.step.step_digests import StepDigests
+from unisono._src.step.step_digests import DigestStage, StepDigests
 from unisono._src.typed_jax import (
     eval_shape,
     fori_loop,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.native.contributions import call_push
+from unisono._src.native.step_calls import call_push
 from unisono._src.packing import PackedTree, pack_tree
 from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier, take_index, update_index
 from unisono._src.typing import Array, PyTree

@@ -14,7 +14,6 @@ from unisono._src.replica.protocol import State
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.call_orders import CallOrders
 from unisono._src.step.device_state import DeviceState
-from unisono._src.step.digest_stage import digest_state
 from unisono._src.step.inspected_step import InspectedStep, inspect_step
 from unisono._src.step.observer import StartState, StepObserver, WatchedStep
 from unisono._src.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps
@@ -22,6 +21,7 @@ from unisono._src.step.phased_steps import PhasedSteps
 from unisono._src.step.plan import BatchPlan, Round, plan_batch
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
+from unisono._src.step.step_digests import digest_state
 from unisono._src.step.traced_step import StepFunction
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Array, Logs

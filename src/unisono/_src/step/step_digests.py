@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from unisono._src.digest import LANES, digest_in_program
-from unisono._src.native.digests import call_digest
-from unisono._src.replica.untold_loss import UNTOLD_LOSS
-from unisono._src.typed_jax import update_index
-from unisono._src.typing import Array
+from unisono._src.native.step_calls import call_digest
+from unisono._src.replica.protocol import UNTOLD_LOSS, State
+from unisono._src.step import step_digests
+from unisono._src.step.cut_step import StepEnd
+from unisono._src.typed_jax import fori_loop, update_index
+from unisono._src.typing import Array, PyTree
 from unisono._src.xla.rewrite import uses_kernels
 
 
@@ -46,3 +49,37 @@ def digest_arrays(arrays: Sequence[Array]) -> Array:
     distinct = {id(array): array for array in arrays}
     places = {identity: place for place, identity in enumerate(distinct)}
     return call_digest(list(distinct.values()), [(places[id(array)], 0, array.size) for array in arrays])
+
+
+class DigestStage:
+    """The stage of one program. Its digests are a list of one item, or of none where steps are not recorded."""
+
+    def __init__(self, replicas: int, is_recorded: bool) -> None:
+        self._replicas = replicas
+        self.is_on = is_recorded
+
+    def make_room(self, like: StepEnd, batches: PyTree) -> list[StepDigests]:
+        """Return room for the digests of the steps of a call; `like` is the end of a step, in shapes."""
+        if not self.is_on:
+            return []
+        steps = max(1, len(jax.tree.leaves(batches)[0]) // self._replicas)
+        return [step_digests.make_room(steps, len(like.gradients) + len(list_state_arrays(like.state)))]
+
+    def put(self, digests: list[StepDigests], number: Array, is_finished: int | Array, end: StepEnd) -> list[StepDigests]:
+        """Put the digests of a step that was finished. The loop keeps them apart: they must not change how the step is computed."""
+        arrays = [*end.gradients, *list_state_arrays(end.state)]
+
+        def put(_: Array, digests: StepDigests) -> StepDigests:
+            return step_digests.put_step(digests, number, arrays, end.loss)
+
+        return [fori_loop(0, is_finished, put, one) for one in digests]
+
+
+def list_state_arrays(state: State) -> list[Array]:
+    """Return the arrays of the state that are recorded: all but those of metrics, the last group."""
+    return [array for group in state[:-1] for array in group]
+
+
+def digest_state(state: State) -> Array:
+    """Return the digests of the arrays of the state that are recorded."""
+    return step_digests.digest_arrays(list_state_arrays(state))

@@ -14,8 +14,7 @@ from jax.extend import core
 from unisono._src.inlining import inline_calls
 from unisono._src.marks import GRADIENT, LAYER_SCOPE, LOSS, OUTPUT, find_marked
 from unisono._src.phases.twins import ProgramsDifferError
-from unisono._src.replica.protocol import RecordedVariables, State
-from unisono._src.replica.untold_loss import UNTOLD_LOSS
+from unisono._src.replica.protocol import UNTOLD_LOSS, RecordedVariables, State
 from unisono._src.step.cut_step import StepEnd
 from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla import determinism

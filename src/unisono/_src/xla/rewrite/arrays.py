@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from jax import Array, lax
 
-from unisono._src.native.kept_arrays import keep_array
 from unisono._src.native.library import load_kernels
+from unisono._src.native.step_calls import keep_array
 
 
 def keep_in_memory(x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The output of subcommands that compare runs. A table or JSON, and an exit code."""
+"""What subcommands say: reports with an exit code, and errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # imports JAX, for which no subcommand waits before it starts other processes
     from unisono._src.typing import Json
+
+
+class CommandError(Exception):
+    """An error that is shown as one message without a traceback."""
+
+
+def check_counts(advice: str = "", **options: int | None) -> None:
+    """Refuse options below 1. None stands for one that was left out; the advice follows the message."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise CommandError(f"--{name.replace('_', '-')} must be 1 or more; received {value}.{advice}")
+
 
 EQUAL = 0
 DIFFERENT = 1
