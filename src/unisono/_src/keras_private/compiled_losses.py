@@ -97,11 +97,6 @@ def forget_added_losses(model: keras.Model) -> None:
     model._clear_losses()
 
 
-def count_weight_regularizers(model: keras.Model) -> int:
-    """Count the losses of regularized weights. They are the last ones of `model.losses`."""
-    return sum(weight.regularizer is not None for weight in model.trainable_weights)
-
-
 def get_loss_tracker(model: keras.Model) -> KerasObject:
     """Get the metric that tracks the loss; None before compile()."""
     return model._loss_tracker

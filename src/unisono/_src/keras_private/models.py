@@ -43,10 +43,6 @@ def list_layers(model: keras.Layer) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
-def is_of_keras(class_or_function: object) -> bool:
-    return getattr(class_or_function, "__module__", "").startswith("keras.")
-
-
 def supports_jit(model: keras.Model) -> bool:
     """Whether all layers declare that they can be compiled. If one does not, Keras compiles nothing."""
     return all(layer.supports_jit for layer in list_layers(model))

@@ -50,10 +50,6 @@ class RecordedStep(NamedTuple):
     entry: tuple[tuple[int, int], ...] | None = None
     """The digests of the entry of the step, without gradients, if no step has made it."""
 
-    def has_same_bits(self, other: RecordedStep) -> bool:
-        """Whether rows, gradients, weights and the optimizer's state are equal."""
-        return self.row_digests == other.row_digests and self.digests == other.digests
-
 
 class Start(NamedTuple):
     """A process that began the run, or went on with it."""

@@ -98,9 +98,9 @@ class RowGrowth:
         if outcomes is None:
             moved = made._replace(layout=None, is_spread=True) if equation.name in SPREADING else UNKNOWN
             return [moved] * count
-        return [self._finish(variable, made, outcome) for variable, outcome in zip(equation.whole.outvars, outcomes, strict=True)]
+        return [self._finish(made, outcome) for outcome in outcomes]
 
-    def _finish(self, variable: core.Var, made: Growth, outcome: Layout | Merge | None) -> Growth:
+    def _finish(self, made: Growth, outcome: Layout | Merge | None) -> Growth:
         if isinstance(outcome, Layout):
             return made._replace(layout=outcome)
         if isinstance(outcome, Merge) and outcome.operation == "sum":

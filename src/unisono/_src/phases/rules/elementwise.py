@@ -11,11 +11,6 @@ def keep_rows(equation: Equation, layouts: Layouts) -> Outcomes:
     return keep(equation, find_common(layouts))
 
 
-def keep_rows_of_words(equation: Equation, layouts: Layouts) -> Outcomes:
-    """Keep rows between dtypes of one width. Others add or take an axis at the end, and the rows stay."""
-    return keep_rows(equation, layouts)
-
-
 NAMES = [
     "abs",
     "acos",
@@ -107,4 +102,4 @@ NAMES = [
     "bessel_i1e",
 ]
 
-RULES: dict[str, Rule] = dict.fromkeys(NAMES, keep_rows) | {"bitcast_convert_type": keep_rows_of_words}
+RULES: dict[str, Rule] = dict.fromkeys([*NAMES, "bitcast_convert_type"], keep_rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from unisono._src.phases.kinds import Layout, Merge, Outcomes
+from unisono._src.phases.kinds import Merge, Outcomes
 from unisono._src.phases.rules.rule import Layouts, Rule, find_common, keep
 from unisono._src.phases.twins import Equation
 
@@ -60,7 +60,7 @@ def solve(equation: Equation, layouts: Layouts) -> Outcomes:
     """Apply linear algebra to the last two axes. Outputs have the axes before them alike."""
     layout = find_common(layouts)
     is_free = layout is not None and None not in layouts and layout.axis < len(equation.shape(0)) - 2
-    return keep(equation, Layout(layout.axis, layout.outer, layout.inner)) if layout is not None and is_free else None
+    return keep(equation, layout) if layout is not None and is_free else None
 
 
 RULES: dict[str, Rule] = {
