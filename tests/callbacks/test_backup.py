@@ -30,10 +30,10 @@ from threads import in_thread
 from trainings import labels, on, rows
 from unisono._src.callbacks.callback_states import collect_states, set_states
 from unisono._src.checkpoint import stop_signals
-from unisono._src.checkpoint.disk_space import FullDiskError
-from unisono._src.checkpoint.reading import load_checkpoint
+from unisono._src.checkpoint.background import wait_for_writers
+from unisono._src.checkpoint.files import load_checkpoint
+from unisono._src.checkpoint.storage import FullDiskError
 from unisono._src.checkpoint.store import CheckpointStore
-from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.data import indexed_reading
 from unisono._src.data.row_order import RowOrder
 from unisono._src.keras_private.callbacks import CHANGING_ATTRIBUTES

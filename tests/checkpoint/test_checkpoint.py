@@ -21,7 +21,7 @@ from sizes import cases, slow
 from sources import Batches
 from threads import in_thread
 from trainings import on, rows
-from unisono._src.checkpoint.reading import DamagedError
+from unisono._src.checkpoint.files import DamagedError
 from unisono._src.data.resume_point import ResumePoint
 from unisono._src.keras_private.variable_paths import walk_variables
 
@@ -812,7 +812,7 @@ def test_copies_with_other_times(tmp_path, name):
     paths = [checkpoint.save(tmp_path / name) for _ in range(3)]
     checkpoint.wait()
     for seconds, path in enumerate(reversed(paths)):
-        os.utime(f"{path}/_CHECKPOINT_METADATA", (seconds, seconds))
+        os.utime(f"{path}/record.json", (seconds, seconds))
     assert un.latest_checkpoint(tmp_path) == str(paths[-1])
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from unisono._src.callbacks import callback_states
 from unisono._src.callbacks.save_interval import SaveFrequency, SaveInterval
-from unisono._src.checkpoint.reading import LoadedCheckpoint
+from unisono._src.checkpoint.background import wait_for_writers
+from unisono._src.checkpoint.files import LoadedCheckpoint
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
-from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.fit.bond import get_bond
 from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.fit.data_position import DataPosition

@@ -12,13 +12,14 @@ from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import keras
 
-from unisono._src.checkpoint.missing import refuse_missing
+from unisono._src.checkpoint import storage
+from unisono._src.checkpoint.background import wait_for_writers
+from unisono._src.checkpoint.files import DamagedError, load_checkpoint
+from unisono._src.checkpoint.latest import refuse_missing
 from unisono._src.checkpoint.object_state import KerasThing
-from unisono._src.checkpoint.reading import DamagedError, find_checkpoints, load_checkpoint, read_first_good
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, listen_for_signals
-from unisono._src.checkpoint.store import CheckpointStore, Keep
-from unisono._src.checkpoint.writer import wait_for_writers
+from unisono._src.checkpoint.store import CheckpointStore, Keep, find_checkpoints, read_first_good
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.near_names import says_near_names
 from unisono._src.placement import Placement
@@ -133,7 +134,7 @@ class Checkpoint:
 
     def _find_store(self, path: str | os.PathLike[str]) -> CheckpointStore:
         absolute = Path(path).absolute()
-        is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
+        is_directory = storage.is_folder(absolute) or str(path).endswith(("/", os.sep))
         directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
         return self._stores.setdefault((directory, name), CheckpointStore(directory, name))
 

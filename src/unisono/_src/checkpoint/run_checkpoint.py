@@ -12,8 +12,8 @@ import numpy as np
 
 from unisono._src.checkpoint import compatibility
 from unisono._src.checkpoint.encoding import decode_state, encode_state
+from unisono._src.checkpoint.files import LoadedCheckpoint, Record
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
-from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
 from unisono._src.checkpoint.run_description import describe_run, read_device_kind
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.fingerprint import UNPROMISED
