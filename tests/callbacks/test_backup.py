@@ -29,7 +29,6 @@ from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
 from unisono._src.callbacks.callback_states import collect_states, set_states
-from unisono._src.checkpoint import stop_signals
 from unisono._src.checkpoint.background import wait_for_writers
 from unisono._src.checkpoint.files import load_checkpoint
 from unisono._src.checkpoint.storage import FullDiskError
@@ -38,6 +37,7 @@ from unisono._src.data import indexed_reading
 from unisono._src.data.row_order import RowOrder
 from unisono._src.keras_private.callbacks import CHANGING_ATTRIBUTES
 from unisono._src.keras_private.data_adapters import make_adapter
+from unisono._src.processes import stop_signals
 
 BATCH = cases(4, 8)
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -547,7 +547,7 @@ def test_another_optimizer(tmp_path):
         ValueError, match=r"holds the state of Adam as model/optimizer, and here that is SGD.*Nothing was restored"
     ):
         resume(tmp_path / "b", lambda strategy: model_on(strategy, lambda: keras.optimizers.SGD(0.1)))
-    with pytest.warns(UserWarning, match=r"other settings: beta_1 = 0.9 there, 0.8 here. That is another run"):
+    with pytest.warns(UserWarning, match=r"other settings: beta_1: 0.9 there, 0.8 here. That is another run"):
         resume(tmp_path / "b", lambda strategy: model_on(strategy, lambda: keras.optimizers.Adam(0.01, beta_1=0.8)))
 
 
@@ -717,7 +717,7 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole
     ]
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match=rf"{newest.name} is damaged.*left in place.*is used, the newest good one"):
+    with pytest.warns(UserWarning, match=rf"{newest.name} is damaged.*left in place.*is the newest good one"):
         resumed = resume(tmp_path / "b", backup=un.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False, keep=10))
     assert resumed == whole()
     assert newest.exists()
@@ -849,7 +849,7 @@ def test_rows_of_a_global_generator_are_warned_of(tmp_path, where, draw):
 
 FORKING = """
 import os, signal, time
-from unisono._src.checkpoint.stop_signals import listen_for_signals
+from unisono._src.processes.stop_signals import listen_for_signals
 
 with listen_for_signals(["SIGTERM"]) as stop:
     begun, begins = os.pipe()

@@ -685,7 +685,7 @@ def test_another_optimizer(tmp_path):
 def test_other_versions_are_warned_about(tmp_path, monkeypatch, name, where):
     path = saved(tmp_path, model=sequential(3))
     monkeypatch.setattr(where, "9.9.9")
-    with pytest.warns(UserWarning, match=rf"of another setting, with which results may differ: {name} .* there, 9.9.9 here\."):
+    with pytest.warns(UserWarning, match=rf"of another setting, with which results may differ: {name}: .* there, 9.9.9 here\."):
         un.Checkpoint(model=sequential(3)).restore(path)
 
 

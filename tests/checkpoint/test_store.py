@@ -62,7 +62,7 @@ def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
         (store.path(2) / name).unlink()
     (tmp_path / "fold_1").mkdir()  # of somebody else
     store = CheckpointStore(tmp_path)
-    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is used, the newest good one"):
+    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one"):
         assert store.load_newest().path == store.path(1)
     with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one") as said:
         assert latest_checkpoint(tmp_path) == latest_checkpoint(tmp_path / "ckpt") == str(store.path(1))

@@ -14,13 +14,14 @@ import pytest
 import unisono as un
 from trainings import on
 from unisono._src.checkpoint.files import DamagedError
-from unisono._src.checkpoint.stop_signals import StopRequest, listen_for_signals
-from unisono._src.checkpoint.store import CheckpointStore, load_chosen_by_first
+from unisono._src.checkpoint.latest import load_chosen_by_first
+from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checks import refusals
 from unisono._src.data.row_order import draw_seed
 from unisono._src.jax_private import distributed
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement, AgreementError
+from unisono._src.processes.stop_signals import StopRequest, listen_for_signals
 from unisono._src.step.process_words import check_same_rows, check_same_start, digest_values
 
 

@@ -57,6 +57,13 @@ def test_one_place_touches_what_is_private_in_a_library(place, private):
     assert {path for path in touching if not path.startswith(place)} == set()
 
 
+def test_one_file_of_the_checkpoints_touches_the_disk():
+    """Another storage can take its place."""
+    call = r"import shutil|(?<!archive\.)\bopen\(|\.(exists|is_dir|is_file|iterdir|glob|stat|mkdir|rename|unlink|touch|(read|write)_(text|bytes))\("
+    room = [path for path in (house.ROOT / "checkpoint").glob("*.py") if path.name != "storage.py"]
+    assert [(path.name, match[0]) for path in room for match in re.finditer(call, path.read_text())] == []
+
+
 def find_unexplained_handlers(path: pathlib.Path) -> list[str]:
     """Return the lines that catch any exception, raise none, and have no comment that says why."""
     text = path.read_text()

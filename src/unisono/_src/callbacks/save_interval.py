@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from types import SimpleNamespace
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from unisono._src.checkpoint.store import CheckpointInfo
 from unisono._src.fit.steps_per_call import MOST_STEPS
-
-
-class ProcessOptions(NamedTuple):
-    """The process that decides for all, as policies see it."""
-
-    primary_host: int = 0
-
-
-class SaveContext(NamedTuple):
-    """What policies are told beside the steps."""
-
-    is_saving_in_progress: bool
-    reached_preemption: bool = False
-    multiprocessing_options: ProcessOptions = ProcessOptions()
 
 
 @runtime_checkable
 class SavePolicy(Protocol):
     """Says whether a training is saved after a step, as the policies of Orbax do."""
 
-    def should_save(self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: SaveContext) -> bool: ...
+    def should_save(
+        self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: SimpleNamespace
+    ) -> bool: ...
 
 
 SaveFrequency: TypeAlias = str | int | SavePolicy
@@ -65,7 +54,11 @@ class SaveInterval:
         if self._every:
             self.is_due |= before // self._every < self.steps // self._every
         elif self._policy is not None:
-            self.is_due |= self._policy.should_save(self._describe_now(), self._saved, context=SaveContext(is_saving))
+            one_process = SimpleNamespace(primary_host=0)
+            context = SimpleNamespace(
+                is_saving_in_progress=is_saving, reached_preemption=False, multiprocessing_options=one_process
+            )
+            self.is_due |= self._policy.should_save(self._describe_now(), self._saved, context=context)
 
     def note_saved(self) -> None:
         self.is_due = False

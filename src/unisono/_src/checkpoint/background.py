@@ -46,8 +46,6 @@ class BackgroundWriter:
             with get_activity().report_busy("writing a checkpoint"):
                 self._thread.join()
             self._thread = None
-            if self._error is None:
-                _unfinished.discard(self)
 
     @property
     def is_busy(self) -> bool:

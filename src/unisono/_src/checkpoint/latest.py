@@ -1,21 +1,26 @@
-"""What is there: the newest checkpoint of a directory, of ours or of Keras' ModelCheckpoint, and what to say where there is none."""
+"""What is there: the checkpoints of a directory, the newest good one of ours or of Keras' ModelCheckpoint, and what to say of none."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import warnings
 import zipfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import h5py
 
 from unisono._src.checkpoint import files, storage
 from unisono._src.checkpoint.background import wait_for_writers
-from unisono._src.checkpoint.files import DamagedError
-from unisono._src.checkpoint.store import find_checkpoints, read_first_good, select_starts
+from unisono._src.checkpoint.files import DamagedError, LoadedCheckpoint, load_checkpoint
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.processes.replayed_step import get_replayed_step
+
+T = TypeVar("T")
 
 KERAS_FILES = (".weights.h5", ".keras")
 
@@ -38,15 +43,72 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     def find_newest() -> str | None:
         wait_for_writers()
-        newest, damaged = read_first_good(lambda: select_starts(list_newest_first(place)), check_path)
-        said = " ".join(damaged.values())
-        if damaged and newest is None:
-            raise DamagedError(f"{said} No good checkpoint is left in {place}.")
-        if damaged:
-            warnings.warn(f"{said} It was left in place; {newest} is the newest good one.", stacklevel=5)
-        return newest
+        return read_newest(place, lambda: list_newest_first(place), check_path)
 
     return get_agreement().of_first(f"the newest checkpoint in {directory}", find_newest)
+
+
+def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
+    """Return the name, the number and the path of each checkpoint that was written whole; parts of it may be gone by now.
+
+    All folders of the name that is given count; without one, all of each name of which a folder looks like a checkpoint.
+    """
+    matches = [re.fullmatch(r"(.+)_(\d+)", entry) for entry in storage.list_names(directory)]
+    found = [(match[1], int(match[2]), directory / match[0]) for match in matches if match]
+    folders = [entry for entry in found if name in (None, entry[0]) and storage.is_folder(entry[2])]
+    ours = {series for series, _, path in folders if series == name or files.looks_like_checkpoint(path)}
+    return [entry for entry in folders if entry[0] in ours]
+
+
+def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read: Callable[[Path], T]) -> T | None:
+    """Return what `read` returns of the first path that is good; None where there is none at all.
+
+    Damaged checkpoints are left in place, and named in a warning. A process that replays a step starts from one from before the step.
+    """
+    step = get_replayed_step()
+
+    def list_starts() -> list[Path]:
+        # Files of Keras do not say how many steps came before them: no replay starts from them.
+        return [path for path in list_paths() if step is None or files.count_steps(path) <= step]
+
+    found, damaged = read_first_good(list_starts, read)
+    if damaged and found is None:
+        raise DamagedError(f"{' '.join(damaged.values())} No good checkpoint is left in {directory}. Move it away to begin anew.")
+    if found is None:
+        return None
+    path, content = found
+    if damaged:
+        warnings.warn(f"{' '.join(damaged.values())} It was left in place; {path} is the newest good one.", stacklevel=6)
+    return content
+
+
+def read_first_good(
+    list_paths: Callable[[], Sequence[Path]], read: Callable[[Path], T]
+) -> tuple[tuple[Path, T] | None, dict[Path, str]]:
+    """Return the first path that is not damaged, with what `read` returns of it, and what there is to say of each damaged path before it.
+
+    The process that writes the checkpoints may remove old ones meanwhile: a path that is gone is not damaged. Where all are gone, newer ones
+    have taken their place, and the paths are listed again.
+    """
+    damaged: dict[Path, str] = {}
+    while (paths := list_paths()) and not damaged:
+        for path in paths:
+            try:
+                return (path, read(path)), damaged
+            except DamagedError as error:
+                if storage.is_there(path):
+                    damaged[path] = str(error)
+    return None, damaged
+
+
+def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
+    """Return, in another process, the checkpoint from which process 0 goes on."""
+    if not storage.is_there(path):
+        raise FileNotFoundError(
+            f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
+            f"processes share."
+        )
+    return load_checkpoint(path)
 
 
 def list_newest_first(place: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Numbered checkpoints in a directory: how they are numbered, which of them are kept, and which is the newest good one."""
+"""Numbered checkpoints in a directory: how they are numbered and written, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import datetime
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from unisono._src.checkpoint import background, files, storage
 from unisono._src.checkpoint.files import DamagedError, LoadedCheckpoint, load_checkpoint
+from unisono._src.checkpoint.latest import find_checkpoints, load_chosen_by_first, read_newest
 from unisono._src.checkpoint.storage import FullDiskError
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.typing import Json, Logs
-
-T = TypeVar("T")
 
 
 class CheckpointInfo(NamedTuple):
@@ -100,26 +99,18 @@ class CheckpointStore(background.BackgroundWriter):
         return get_agreement().of_first(f"the next number of {self.name}", choose)
 
     def load_newest(self) -> LoadedCheckpoint | None:
-        """Return the newest good checkpoint; None where there is no checkpoint at all. Damaged ones are left in place, and named in a
-        warning."""
+        """Return the newest good checkpoint; None where there is no checkpoint at all."""
         loaded: LoadedCheckpoint | None = None
 
         def find() -> str | None:
             nonlocal loaded
-            loaded, damaged = read_first_good(lambda: select_starts(map(self.path, reversed(self.numbers))), load_checkpoint)
-            said = " ".join(damaged.values())
-            if loaded is None:
-                if damaged:
-                    raise DamagedError(f"{said} No other checkpoint is there. Move {self.directory} away to begin anew.")
-                return None
-            if damaged:
-                warnings.warn(f"{said} It was left in place; {loaded.path} is used, the newest good one.", stacklevel=4)
-            self._known |= dict.fromkeys(damaged, False) | {loaded.path: True}
-            return str(loaded.path)
+            loaded = read_newest(self.directory, lambda: map(self.path, reversed(self.numbers)), load_checkpoint)
+            return None if loaded is None else str(loaded.path)
 
         path = get_agreement().of_first(f"the newest checkpoint of {self.name}", find)
-        if path is not None and loaded is None:
-            loaded = load_chosen_by_first(Path(path))
+        if path is not None:
+            loaded = loaded or load_chosen_by_first(Path(path))
+            self._known[loaded.path] = True
         # Before process 0 may remove it.
         get_agreement().wait_for_processes(f"that it has read the newest checkpoint of {self.name}")
         return loaded
@@ -172,12 +163,10 @@ class CheckpointStore(background.BackgroundWriter):
         if isinstance(self.keep, int):
             stays = [len(good) - place <= self.keep for place in range(len(good))]
         else:
-            times = [files.read_write_time(self.path(number)) / 1e9 for number in good]
-            infos = [
-                CheckpointInfo(number, datetime.datetime.fromtimestamp(time, datetime.UTC))
-                for number, time in zip(good, times, strict=True)
+            times = [
+                datetime.datetime.fromtimestamp(files.read_write_time(self.path(number)) / 1e9, datetime.UTC) for number in good
             ]
-            stays = self.keep.should_preserve(infos, context=None)
+            stays = self.keep.should_preserve(list(map(CheckpointInfo, good, times)), context=None)
         for number, stay in zip(good[:-1], stays, strict=False):
             if not stay:
                 self._remove(number)
@@ -204,53 +193,3 @@ class CheckpointStore(background.BackgroundWriter):
         """Return the numbers of all that is there, finished or not."""
         matches = (re.fullmatch(rf"{re.escape(self.name)}_(\d+)(\..*)?", entry) for entry in storage.list_names(self.directory))
         return [int(match[1]) for match in matches if match]
-
-
-def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
-    """Return the name, the number and the path of each checkpoint that was written whole; parts of it may be gone by now.
-
-    All folders of the name that is given count; without one, all of each name of which a folder looks like a checkpoint.
-    """
-    matches = [re.fullmatch(r"(.+)_(\d+)", entry) for entry in storage.list_names(directory)]
-    found = [(match[1], int(match[2]), directory / match[0]) for match in matches if match]
-    folders = [entry for entry in found if name in (None, entry[0]) and storage.is_folder(entry[2])]
-    ours = {series for series, _, path in folders if series == name or files.looks_like_checkpoint(path)}
-    return [entry for entry in folders if entry[0] in ours]
-
-
-def read_first_good(list_paths: Callable[[], Sequence[Path]], read: Callable[[Path], T]) -> tuple[T | None, dict[Path, str]]:
-    """Return what `read` returns of the first path that is not damaged, and what there is to say of each damaged path before it.
-
-    The process that writes the checkpoints may remove old ones meanwhile: a path that is gone is not damaged. Where all are gone, newer ones
-    have taken their place, and the paths are listed again.
-    """
-    while paths := list_paths():
-        damaged: dict[Path, str] = {}
-        for path in paths:
-            try:
-                return read(path), damaged
-            except DamagedError as error:
-                if storage.is_there(path):
-                    damaged[path] = str(error)
-        if damaged:
-            return None, damaged
-    return None, {}
-
-
-def select_starts(paths: Iterable[Path]) -> list[Path]:
-    """Return the checkpoints that this process may start from, in order: those from before the step that it replays, if it replays one.
-
-    Files of Keras do not say how many steps came before them, so that no replay starts from them.
-    """
-    step = get_replayed_step()
-    return [path for path in paths if step is None or files.count_steps(path) <= step]
-
-
-def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
-    """Return, in another process, the checkpoint from which process 0 goes on."""
-    if not storage.is_there(path):
-        raise FileNotFoundError(
-            f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
-            f"processes share."
-        )
-    return load_checkpoint(path)
