@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +112,53 @@ def test_a_link_to_nothing_is_a_damaged_checkpoint(tmp_path):
     (tmp_path / "model.keras").symlink_to(tmp_path / "nothing")
     with pytest.raises(DamagedError, match="No good checkpoint is left in"):
         latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ckpt", "model.v2"])
+def test_copies_with_other_times(tmp_path, name):
+    """Numbers say which of ours is the newest."""
+    store = CheckpointStore(tmp_path, name)
+    save(store, 1, 2, 3)
+    for number in (1, 2, 3):
+        os.utime(store.path(number) / RECORD, (9 - number, 9 - number))
+    assert latest_checkpoint(tmp_path) == str(store.path(3))
+
+
+@pytest.mark.parametrize("name", ["new.weights.h5", "new.keras"])
+def test_the_newest_good_file_of_keras(tmp_path, name):
+    """With a flipped bit anywhere, of which h5py and zipfile raise errors of many kinds, the file before it is found."""
+    model, path = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]), tmp_path / name
+    model.save_weights(tmp_path / "old.weights.h5")
+    os.utime(tmp_path / "old.weights.h5", (1, 1))
+    model.save(path) if name.endswith("keras") else model.save_weights(path)
+    assert latest_checkpoint(tmp_path) == str(path)
+    whole, skipped = path.read_bytes(), 0
+    for position in range(0, len(whole), max(1, len(whole) // 150)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = latest_checkpoint(tmp_path)
+        assert found == str(path) or (found == str(tmp_path / "old.weights.h5") and f"{name} is damaged" in str(said[-1].message))
+        skipped += found != str(path)
+    assert skipped > 5
+
+
+def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+    checkpoint = Checkpoint(of=keras.Variable(np.arange(1000.0)))
+    for _ in range(3):
+        newest = checkpoint.save(tmp_path / "ckpt")
+    checkpoint.wait()
+    for number in (2, 3):
+        flip(tmp_path / f"ckpt_{number}")
+    with pytest.raises(DamagedError, match=r"ckpt_3 is damaged: of has other bits.*ckpt_1 is the newest good one beside it"):
+        checkpoint.restore(newest)
+    with pytest.warns(UserWarning, match=r"ckpt_3 is damaged.*ckpt_2 is damaged.*left in place.*ckpt_1"):
+        assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt_1")
+    flip(tmp_path / "ckpt_1")
+    for look in (lambda: latest_checkpoint(tmp_path), CheckpointStore(tmp_path).load_newest):
+        with pytest.raises(DamagedError, match=f"No good checkpoint is left in {tmp_path}. Move it away to begin anew"):
+            look()
+    assert len(list_names(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(
