@@ -195,6 +195,8 @@ def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
     def fsync(descriptor):
         seen.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        if Path(tmp_path, seen[-1]).is_dir():
+            raise OSError(errno.EINVAL, "a file system that knows it for files alone")
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_checkpoint(tmp_path / "ckpt_1", {"of": ROWS}, {})

@@ -58,6 +58,9 @@ def sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # which some file systems say that know it for files alone
+            raise
     finally:
         os.close(descriptor)
 
