@@ -142,7 +142,7 @@ clean:
 $(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS) $(VENV)/made
 	@echo "Installing unisono[$*] into $(VENV); this takes a minute or two the first time."
 	$(BIN)/python -m pip install --quiet --no-compile $(KERAS) --editable '.[$*]'
-	@KERAS_BACKEND=jax $(BIN)/python -c "import keras, jax, orbax.checkpoint, unisono.callbacks"
+	@KERAS_BACKEND=jax $(BIN)/python -c "import keras, jax, unisono.callbacks"
 	@touch $@
 
 $(VENV)/made:

@@ -22,7 +22,7 @@ import sizes
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
-from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.files import DamagedError, load_checkpoint
 from unisono._src.export import export, load_exported, structure, write_place
 from unisono._src.export.forward_program import ExportError
 from unisono._src.export.loaded_model import LoadedModel
@@ -428,9 +428,9 @@ def test_a_part_of_a_model_that_fit_trains_is_refused(tmp_path):
 def test_a_damaged_export_is_found_and_named(tmp_path):
     path = Path(export(small(), tmp_path / "m"))
     files = sorted((f for f in path.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
-    for file in (files[-1], path / "stablehlo_1" / "_CHECKPOINT_METADATA"):
+    for file in (files[-1], path / "stablehlo_1" / "record.json"):
         good = file.read_bytes()
-        middle = good.index(b"inference") if b"inference" in good else len(good) // 2
+        middle = len(good) // 2
         file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
         with pytest.raises(DamagedError, match=rf"The export {path} is damaged: .*Export the model again, or take another copy"):
             load_exported(path)

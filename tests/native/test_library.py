@@ -114,7 +114,7 @@ def test_installing_without_a_compiler_leaves_the_reason(tmp_path, variables, re
 @pytest.fixture
 def use(monkeypatch):
     def use_kernels(kernels):
-        for module in (device_kind, sys.modules["unisono._src.checkpoint.compatibility"]):
+        for module in (device_kind, sys.modules["unisono._src.checkpoint.run_description"]):
             monkeypatch.setattr(module, "load_kernels", lambda: kernels)
 
     return use_kernels

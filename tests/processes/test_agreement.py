@@ -1,7 +1,6 @@
 """What processes tell each other beside their sums; here threads over a store in memory."""
 
 import concurrent.futures
-import inspect
 import json
 import queue
 import signal
@@ -11,21 +10,19 @@ import jax
 import keras
 import numpy as np
 import pytest
-from orbax.checkpoint import version as orbax_version
-from orbax.checkpoint.experimental.v1._src.saving import execution
 
 import unisono as un
 from trainings import on
-from unisono._src.checkpoint import orbax_private
-from unisono._src.checkpoint.reading import DamagedError
-from unisono._src.checkpoint.stop_signals import StopRequest, listen_for_signals
-from unisono._src.checkpoint.store import CheckpointStore, load_chosen_by_first
+from unisono._src.checkpoint.files import DamagedError
+from unisono._src.checkpoint.latest import load_chosen_by_first
+from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checks import refusals
 from unisono._src.data.row_order import draw_seed
 from unisono._src.jax_private import distributed
 from unisono._src.observers.process_words import check_same_rows, check_same_start, digest_values
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement, AgreementError
+from unisono._src.processes.stop_signals import StopRequest, listen_for_signals
 
 
 class Client:
@@ -292,10 +289,3 @@ def test_the_digest_of_values_has_numbers_dtypes_and_all_bytes():
     assert digests[0] == 0
     assert len(set(digests)) == len(digests)
     assert all(0 <= digest < 2**31 for digest in digests)
-
-
-def test_orbax_is_the_one_that_the_seam_was_checked_with():
-    """It replaces a function of this name, which still stands in the way of a save by one process."""
-    assert f"orbax-checkpoint {orbax_version.__version__}" in orbax_private.__doc__
-    assert execution._check_directory_consistency is orbax_private.check_directory
-    assert "_check_directory_consistency(path)" in inspect.getsource(execution.save_checkpointables_impl)

@@ -15,6 +15,7 @@ import pytest
 
 from processes import HERE, LIMIT, environment
 from sizes import cases, thorough
+from unisono._src.checkpoint.storage import UNFINISHED
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +41,7 @@ def killed(process: subprocess.Popen[str], directory: Path, moment: random.Rando
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()[1][-3000:]
     if in_save:
-        while process.poll() is None and not list(directory.glob("*tmp*")):
+        while process.poll() is None and not list(directory.glob(f"*{UNFINISHED}")):
             time.sleep(0.0005)
     else:
         time.sleep(moment.uniform(0.2, 2.5))

@@ -21,6 +21,7 @@ EXTRAS = {
     "onnx": ("jax2onnx",),
     "tensorboard": ("tensorboardX", "tensorboard"),
     "profile": ("xprof",),
+    "orbax": ("orbax.checkpoint",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),

@@ -59,18 +59,18 @@ import os, signal, sys
 os.chdir(sys.argv[3])
 import unisono as un
 import keras, numpy as np
-from unisono._src.checkpoint import orbax_private
+from unisono._src.checkpoint import files
 from unisono._src.record import run_recorder
 
 if sys.argv[1] == "late":  # nothing is written before it must be, and the process is killed as soon as its second checkpoint is there
     run_recorder.SECONDS, run_recorder.MOST_WAITING = 1e6, 10**6
-    save, saved = orbax_private.save_arrays, []
+    save, saved = files.write_checkpoint, []
     def save_and_be_killed(path, *args):
         save(path, *args)
         saved.append(path)
         if len(saved) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-    orbax_private.save_arrays = save_and_be_killed
+    files.write_checkpoint = save_and_be_killed
 
 strategy = un.MirroredStrategy(devices=1, replicas=2)
 keras.utils.set_random_seed(1)

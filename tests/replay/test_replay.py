@@ -12,7 +12,7 @@ import pytest
 
 import unisono as un
 from unisono._src.audit.record_comparison import RecordDifference
-from unisono._src.checkpoint.reading import count_steps
+from unisono._src.checkpoint.files import count_steps
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.cli.replay_command import move_script_last
 from unisono._src.processes import names

@@ -14,17 +14,17 @@ import numpy as np
 
 from unisono._src.callbacks import callback_states
 from unisono._src.callbacks.save_interval import SaveFrequency, SaveInterval
-from unisono._src.checkpoint.reading import LoadedCheckpoint
+from unisono._src.checkpoint.background import wait_for_writers
+from unisono._src.checkpoint.files import LoadedCheckpoint
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
-from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
-from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.fit.bond import get_bond
 from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.fit.data_position import DataPosition
 from unisono._src.keras_private.callbacks import set_first_epoch
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.processes.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
 
 GOES_ON = "The training goes on, and the next save tries again."

@@ -6,6 +6,7 @@ Keras' callbacks do not have these methods; their states are read and set here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import jax
@@ -54,25 +55,21 @@ def find_state(callback: keras.callbacks.Callback) -> Stateful | None:
     """Return the access to the state of a callback; None where no state is known."""
     if is_stateful(callback):
         return callback
-    return next(
-        (AttributeState(callback, names) for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None
-    )
+    names = next((names for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
+    return None if names is None else AttributeState(callback, names)
 
 
 def find_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Stateful]:
     """Return the access to the states of callbacks, by class, by what is monitored, and by a number where several callbacks share both."""
     states: dict[str, Stateful] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for callback in callbacks:
         state = find_state(callback)
-        if state is None:
-            continue
-        kind = type(callback).__name__
-        monitor = vars(callback).get("monitor")
-        if isinstance(monitor, str):
-            kind = f"{kind}(monitor={monitor!r})"
-        counts[kind] = counts.get(kind, 0) + 1
-        states[kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"] = state
+        if state is not None:
+            monitor = vars(callback).get("monitor")
+            kind = type(callback).__name__ + (f"(monitor={monitor!r})" if isinstance(monitor, str) else "")
+            counts[kind] += 1
+            states[kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"] = state
     return states
 
 
@@ -90,24 +87,15 @@ def set_states(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, P
 
 def list_other_callbacks(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> list[str]:
     """Return what a checkpoint with these states has and the callbacks have not, and the reverse."""
-    states = find_states(callbacks)
-    return [
-        f"it holds the state of {name}, which is not among the callbacks now"
-        for name, state in saved.items()
-        if name not in states and state is not None
-    ] + [
-        f"{name} is among the callbacks now, and begins anew"
-        for name, state in states.items()
-        if name not in saved and state.get_state() is not None
+    states = collect_states(callbacks)
+    gone = [name for name, state in saved.items() if name not in states and state is not None]
+    new = [name for name, state in states.items() if name not in saved and state is not None]
+    return [f"it holds the state of {name}, which is not among the callbacks now" for name in gone] + [
+        f"{name} is among the callbacks now, and begins anew" for name in new
     ]
 
 
 def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
     """Return the classes of the callbacks that may have a state which is not saved."""
-    return [
-        type(callback).__name__
-        for callback in callbacks
-        if find_state(callback) is None
-        and not isinstance(callback, STATELESS_CALLBACKS)
-        and set(vars(callback)) - CALLBACK_ATTRIBUTES
-    ]
+    unknown = [one for one in callbacks if find_state(one) is None and not isinstance(one, STATELESS_CALLBACKS)]
+    return [type(callback).__name__ for callback in unknown if set(vars(callback)) - CALLBACK_ATTRIBUTES]

@@ -1,1 +1,1 @@
-"""State on disk: numbered checkpoints, written by Orbax and checked before they are used."""
+"""State on disk: numbered checkpoints, written as a whole and checked before they are used."""

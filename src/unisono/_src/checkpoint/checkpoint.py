@@ -12,17 +12,18 @@ from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import keras
 
-from unisono._src.checkpoint.missing import refuse_missing
+from unisono._src.checkpoint import storage
+from unisono._src.checkpoint.background import wait_for_writers
+from unisono._src.checkpoint.files import DamagedError, load_checkpoint
+from unisono._src.checkpoint.latest import find_checkpoints, read_first_good, refuse_missing
 from unisono._src.checkpoint.object_state import KerasThing
-from unisono._src.checkpoint.reading import DamagedError, find_checkpoints, load_checkpoint, read_first_good
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
-from unisono._src.checkpoint.stop_signals import SIGNALS, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
-from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.near_names import says_near_names
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.processes.stop_signals import SIGNALS, listen_for_signals
 from unisono._src.typing import PyTree
 
 
@@ -75,13 +76,13 @@ class Checkpoint:
 
     def __init__(self, **trackables: Trackables) -> None:
         with PUBLIC_CALL:
+            wrong = next((name for name in trackables if not name.isidentifier()), None)
+            if wrong is not None:
+                raise ValueError(
+                    f"Checkpoint received the name {wrong!r}. Its names are those of Python's arguments, like model or data_2."
+                )
             self._stateful: dict[str, Stateful] = {}
             keras_things: dict[str, KerasThing] = {}
-            for name in trackables:
-                if not name.isidentifier():
-                    raise ValueError(
-                        f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
-                    )
             for name, thing in open_containers(trackables.items()):
                 if isinstance(thing, KerasThing):
                     keras_things[name] = thing
@@ -133,7 +134,7 @@ class Checkpoint:
 
     def _find_store(self, path: str | os.PathLike[str]) -> CheckpointStore:
         absolute = Path(path).absolute()
-        is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
+        is_directory = storage.is_folder(absolute) or str(path).endswith(("/", os.sep))
         directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
         return self._stores.setdefault((directory, name), CheckpointStore(directory, name))
 
@@ -203,8 +204,8 @@ class Checkpoint:
                 checkpoints = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
                 return [folder for _, _, folder in checkpoints if folder != absolute]
 
-            newest_good, _ = read_first_good(list_others, load_checkpoint)
-            beside = "" if newest_good is None else f" {newest_good.path} is the newest good one beside it."
+            found, _ = read_first_good(list_others, load_checkpoint)
+            beside = "" if found is None else f" {found[0]} is the newest good one beside it."
             raise DamagedError(f"{error}{beside}") from error
         get_agreement().wait_for_processes(f"that it has read {path}")  # before process 0 may remove it
         states = self._run_checkpoint.restore(loaded, set(self._stateful), allow_other_replicas, partial)

@@ -24,7 +24,7 @@ DTYPES = {
     "complex128", "bfloat16", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int2", "int4",
 }  # fmt: skip
-"""The dtypes that Orbax writes and reads with every bit."""
+"""The dtypes of numbers, in the order of bytes of this machine."""
 
 
 def encode_state(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
@@ -78,7 +78,7 @@ def check_keys(state: dict[object, PyTree], path: str) -> None:
 
 
 def check_array(value: PyTree, path: str) -> None:
-    """Refuse what is no array, and an array that Orbax would not keep as it is."""
+    """Refuse what is no array, and an array of anything but numbers."""
     kind = type(value)
     if not isinstance(value, jax.Array | np.generic) and kind not in (np.ndarray, np.memmap):
         raise TypeError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, cast
 
 import keras
 import numpy as np
 
-from unisono._src.checkpoint import compatibility, run_description
+from unisono._src.checkpoint import run_description
 from unisono._src.checkpoint.encoding import STATES
 from unisono._src.fingerprint import FingerprintContents
 from unisono._src.keras_private.models import is_built, list_layers
@@ -56,15 +56,25 @@ class KerasState:
         return {name: newest[id(variable)] for name, variable in self.variables.items()}
 
     def put(self, where: str, theirs: Mapping[str, np.ndarray], partial: bool = False) -> None:
-        """Assign all variables from the arrays of a checkpoint, or raise and assign none. With `partial`, there may be more arrays."""
+        """Assign all variables from the arrays of a checkpoint, or raise and assign none. With `partial`, there may be more arrays.
+
+        Whether a variable took what it was assigned is seen by its bits: else it would train on with others.
+        """
         ours = self.variables
         theirs = {name: array for name, array in theirs.items() if (name in ours if partial else not name.startswith(STATES))}
         ours, theirs, fresh = drop_unbuilt_metrics(ours, theirs)
-        compatibility.check_same_arrays(where, theirs, ours)
+        run_description.check_same_arrays(where, theirs, ours)
         for name in fresh:
             cast("keras.Model", self.things[name]).reset_metrics()
         for name, variable in ours.items():
             variable.assign(theirs[name])
+        values = self.values()
+        other = next((name for name in ours if np.asarray(values[name]).tobytes() != theirs[name].tobytes()), None)
+        if other is not None:
+            raise RuntimeError(
+                f"{other.partition('/')[0]} was restored from the checkpoint {where}, and {other} has other bits now. Please report this with the "
+                f"model that shows it; do not train on."
+            )
 
     def describe(self) -> dict[str, Json]:
         """Return in JSON what is built, and the settings on which the bits of a training depend."""
@@ -111,12 +121,6 @@ class KerasState:
                 with open_name_scope(optimizer):
                     optimizer.build([self.variables[variable] for variable in built_for])
         return unbuilt
-
-    def select_names(self, name: str, names: Iterable[str]) -> set[str]:
-        """Return the names of one object's variables, without a model's metrics, which no fingerprint covers."""
-        own = {variable for variable in names if variable == name or variable.startswith(f"{name}/")}
-        is_model = isinstance(self.things[name], keras.Model)
-        return {variable for variable in own if not (is_model and variable.startswith(f"{name}/metrics/"))}
 
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
         """Return a function that makes `un.fingerprint` of the object from all arrays, at any time and in any thread."""

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.checkpoint import compatibility
+from unisono._src.checkpoint import run_description
 from unisono._src.checkpoint.encoding import decode_state, encode_state
+from unisono._src.checkpoint.files import LoadedCheckpoint, Record
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
-from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
-from unisono._src.checkpoint.run_description import describe_run, read_device_kind
 from unisono._src.checkpoint.store import CheckpointStore
-from unisono._src.fingerprint import UNPROMISED
 from unisono._src.ownership import find_strategy
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.step_count import get_step_count
@@ -42,7 +40,7 @@ class RunCheckpoint:
                 f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would "
                 f"save its own and nobody the others'. Make it in the scope of the MultiWorkerMirroredStrategy."
             )
-        return describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
+        return run_description.describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def keep_description(self) -> None:
         """Keep the description of the objects, which does not change from here on. While a loop of Keras holds the state, optimizers
@@ -84,38 +82,21 @@ class RunCheckpoint:
         record = loaded.record
         run = self._describe_run()
         theirs = {*record["fingerprints"], *record["states"]}
-        compatibility.check_objects(where, theirs, {*self.keras.things, *names}, partial)
-        compatibility.check_same_replicas(where, record["replicas"], run["replicas"], allow_other_replicas)
+        run_description.check_objects(where, theirs, {*self.keras.things, *names}, partial)
+        run_description.check_same_replicas(where, record["replicas"], run["replicas"], allow_other_replicas)
         if run["replicas"] is not None:
-            compatibility.check_same_kernels(where, read_device_kind(record), run["device"])
-        compatibility.check_same_optimizers(where, record["optimizers"], self.keras.optimizers)
+            run_description.check_same_kernels(where, run_description.read_device_kind(record), run["device"])
+        run_description.check_same_optimizers(where, record["optimizers"], self.keras.optimizers)
         unbuilt = self.keras.build(where, record)
         self.keras.put(where, loaded.arrays, partial)
-        for text in [*unbuilt, *compatibility.describe_differences(where, record, run | self.keras.describe())]:
+        for text in [*unbuilt, *run_description.describe_differences(where, record, run | self.keras.describe())]:
             warnings.warn(text, stacklevel=4)
-        self._check_bits(where, record["fingerprints"], loaded.arrays)
         get_step_count().steps = record.get("steps", get_step_count().steps)  # older checkpoints do not know it
         return decode_state(record["states"], loaded.arrays)
 
     def assign_again(self, loaded: LoadedCheckpoint) -> None:
         """Assign the variables of a checkpoint that was just restored, once more."""
         self.keras.put(str(loaded.path), loaded.arrays)
-
-    def _check_bits(self, where: str, theirs: Mapping[str, str], saved: Mapping[str, np.ndarray]) -> None:
-        """Refuse restored objects that have other bits than the checkpoint: by fingerprint; objects in part, by their arrays."""
-        values = {name: np.asarray(value) for name, value in self.keras.values().items()}
-        for name in self.keras.things:
-            names = self.keras.select_names(name, values)
-            their_names = self.keras.select_names(name, saved)
-            other = next((path for path in sorted(names & their_names) if values[path].tobytes() != saved[path].tobytes()), None)
-            # Whether bits are promised is said of the run: another promise is warned of.
-            ours = self.keras.fingerprint(name)(values).removeprefix(UNPROMISED)
-            if other or (names == their_names and ours != theirs[name].removeprefix(UNPROMISED)):
-                what = f"{other} has other bits now" if other else f"has the fingerprint {ours} now instead of {theirs[name]}"
-                raise RuntimeError(
-                    f"{name} was restored from the checkpoint {where}, and {what}. Please report this with the model that shows it; do not "
-                    f"train on."
-                )
 
 
 @jax.jit

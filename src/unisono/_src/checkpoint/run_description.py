@@ -1,16 +1,21 @@
-"""The description of a run, of its models and of its optimizers: kept in a checkpoint, and compared when another run goes on from there."""
+"""The description of a run, of its models and of its optimizers: kept in a checkpoint, and compared when another run goes on from there.
+
+What does not fit is refused, the rest is warned of. Every difference is named, with both sides.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import jax
 import keras
+import numpy as np
 
 from unisono._src.keras_private.models import find_eager_option, list_layers
+from unisono._src.native.library import SWITCH, load_kernels
 from unisono._src.typed_jax import settings
 from unisono._src.versions import list_versions
 from unisono._src.xla import device_kind, runtime
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
     from unisono._src.ownership import OwningStrategy
     from unisono._src.typing import Json
 
+MOST_LINES = 20
 
 DROPPED = {"name", "trainable", "dtype", "module", "registered_name", "build_config", "batch_shape", "optional"}
 """Keys of a configuration that are compared elsewhere, or change no number."""
@@ -91,3 +97,135 @@ def simplify_settings(value: object, dropped: Collection[str], show: Callable[[o
         kept = {str(key): inner for key, inner in value.items() if key not in dropped and not str(key).endswith("_initializer")}
         return {key: simplify_settings(inner, dropped, show) for key, inner in kept.items()}
     return value if isinstance(value, bool | int | float | str | None) else show(value)
+
+
+def check_objects(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
+    """Refuse a checkpoint that lacks an object; and one that has more objects, unless it may be restored in part."""
+    missing = sorted(set(ours) - set(theirs))
+    left = sorted(set(theirs) - set(ours))
+    if missing:
+        raise ValueError(
+            f"The checkpoint {where} holds no {' and no '.join(missing)}, only {', '.join(sorted(theirs))}. Nothing was restored."
+        )
+    if left and not partial:
+        argument = f"{left[0]}=" if left[0].isidentifier() else left[0]  # an item of a list has no argument of its own
+        raise ValueError(
+            f"The checkpoint {where} also holds {', '.join(left)}. Give {argument} to Checkpoint as well, or write restore(path, partial=True) "
+            f"to leave it, where this is not trained on. Nothing was restored."
+        )
+
+
+def check_same_replicas(where: str, there: int | None, here: int | None, allowed: bool) -> None:
+    """Refuse another number of replicas. Outside every scope any number is allowed: there a checkpoint is evaluated or exported."""
+    if here is None or there == here or allowed:
+        return
+    if there is None:
+        raise ValueError(
+            f"The checkpoint {where} was saved outside of every strategy's scope, and this model is trained with R = {here}: that is another "
+            f"run. Write allow_other_replicas=True if you mean it."
+        )
+    raise ValueError(
+        f"The checkpoint {where} is of a run with R = {there} replicas, and this strategy has R = {here}: that is another run, with other "
+        f"bits. Write replicas={there}, which runs on any number of devices up to {there}, or allow_other_replicas=True if you mean it."
+    )
+
+
+def check_same_kernels(where: str, theirs: device_kind.DeviceKind, ours: device_kind.DeviceKind) -> None:
+    """Refuse to go on with native kernels after a run without them, or the other way round, where a switch can change it."""
+    there, here = device_kind.has_native_kernels(theirs), device_kind.has_native_kernels(ours)
+    if there is False and here:
+        what = f"without native kernels, and this process computes with them ({ours['kernels']})"
+        advice = f"Start Python with {SWITCH}=0 to go on without them."
+    elif there and here is False and load_kernels().is_switched_off:
+        what = f"with native kernels ({theirs['kernels']}), and {SWITCH}=0 switches them off here"
+        advice = f"Start Python without {SWITCH}."
+    else:
+        return
+    raise ValueError(
+        f"The checkpoint {where} is of a run {what}: that is another run, with other bits. {advice} Nothing was restored."
+    )
+
+
+def check_same_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, keras.optimizers.Optimizer]) -> None:
+    """Refuse an optimizer of another class."""
+    for name, optimizer in ours.items():
+        here = type(optimizer).__name__
+        there = theirs[name]["class"] if name in theirs else here
+        if there != here:
+            raise ValueError(
+                f"The checkpoint {where} holds the state of {there} as {name}, and here that is {here}. Use {there}, or load the weights "
+                f"alone, from a .weights.h5 file. Nothing was restored."
+            )
+
+
+def check_same_arrays(where: str, theirs: Mapping[str, np.ndarray], ours: Mapping[str, keras.Variable]) -> None:
+    """Refuse a checkpoint whose arrays have other names, shapes or dtypes than the arrays here."""
+    there, here = ({name: f"{tuple(array.shape)} {array.dtype}" for name, array in side.items()} for side in (theirs, ours))
+    lines = [
+        f"  {name}: {there.get(name, 'nothing')} in the checkpoint, {here.get(name, 'nothing')} here"
+        for name in dict.fromkeys([*there, *here])
+        if there.get(name) != here.get(name)
+    ]
+    if lines:
+        more = [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        raise ValueError(
+            "\n".join([f"The checkpoint {where} does not fit:", *lines[:MOST_LINES], *more, "Nothing was restored."])
+        )
+
+
+def describe_differences(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> Iterator[str]:
+    """Yield the warnings of everything else in which two records differ that changes bits, or may change them."""
+    for _, there, here in pair_values(theirs["optimizers"], ours["optimizers"]):
+        if differing := list(list_differences("", there["settings"], here["settings"])):
+            yield f"The {there['class']} of the checkpoint {where} has other settings: {', '.join(differing)}. That is another run."
+    if differing := list(compare_circumstances(theirs, ours)):
+        yield f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(differing)}."
+    models = pair_values(theirs.get("configuration", {}), ours["configuration"])
+    if differing := [words for model in models for words in compare_models(*model)]:
+        yield (
+            f"The checkpoint {where} is of a program with another configuration, and training goes on with that of this program: "
+            f"{'; '.join(differing)}. That is another run."
+        )
+
+
+def compare_circumstances(theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> Iterator[str]:
+    """Yield the differences of what surrounds a program."""
+    for name, there, here in pair_values(theirs["policies"], ours["policies"]):
+        for pair in dict.fromkeys(zip(there, here, strict=False)):
+            yield from list_differences(f"precision of a layer of {name}", *pair)
+    yield from list_differences("", theirs["versions"], ours["versions"])
+    yield from device_kind.list_kind_differences(read_device_kind(theirs), ours["device"])
+    for name in ("single_thread", "deterministic"):
+        if None not in (theirs[name], ours[name]):
+            yield from list_differences(name.replace("_", " "), theirs[name], ours[name])
+    yield from list_differences("precision", theirs["precision"], ours["precision"])
+
+
+def compare_models(name: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> Iterator[str]:
+    """Yield the differences of layers with the same weights, and of what `compile` was given."""
+    for number, ((their_class, theirs), (our_class, ours)) in enumerate(zip(there["layers"], here["layers"], strict=False)):
+        layer = f"layer {number}" if their_class != our_class else f"layer {number} ({their_class})"
+        pair = (theirs, ours) if their_class == our_class else (their_class, our_class)
+        yield from list_differences(f"{layer} of {name}", *pair)
+    yield from list_differences(f"compile() of {name}", there.get("compile()", {}), here.get("compile()", {}))
+
+
+def list_differences(owner: str, there: Json, here: Json) -> Iterator[str]:
+    """Yield where two values differ, or two dicts in what both have, at any depth."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for name, theirs, ours in pair_values(there, here):
+            yield from list_differences(f"{name} of {owner}" if owner else name, theirs, ours)
+    elif there != here:
+        yield f"{owner}: {show_setting(there)} there, {show_setting(here)} here"
+
+
+def show_setting(value: Json) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    class_name = value.get("class_name", value)
+    return str(value["config"] if class_name == "function" else class_name)
+
+
+def pair_values(there: Mapping[str, Json], here: Mapping[str, Json]) -> list[tuple[str, Json, Json]]:
+    """Return the names that both sides have, with both values."""
+    return [(name, value, here[name]) for name, value in there.items() if name in here]

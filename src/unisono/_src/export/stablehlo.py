@@ -8,7 +8,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.files import DamagedError, load_checkpoint
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.export import model_variables, write_place
 from unisono._src.export.forward_program import make_forward_program

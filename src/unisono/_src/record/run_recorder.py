@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from unisono._src.checkpoint.written_first import add_writer, remove_writer
+from unisono._src.checkpoint import background
 from unisono._src.data.global_batch import NO_POSITION, GlobalBatch
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.record import record_file
@@ -165,7 +165,7 @@ class RunRecorder:
                 self._write_noted()
                 self._file.close()
                 atexit.unregister(self.close)
-                remove_writer(self._write_noted)
+                background.written_first.remove(self._write_noted)
             self._file = None
             self._programs = {}
 
@@ -177,7 +177,7 @@ class RunRecorder:
         begin = {"format": record_file.FORMAT, "first": first, "command": sys.argv, "time": time.time()}
         record_file.write_json(self._file, record_file.BEGIN, begin)
         atexit.register(self.close)
-        add_writer(self._write_noted)
+        background.written_first.append(self._write_noted)
 
     def _write_noted(self) -> None:
         """Write all steps that were noted so far. It waits for their digests."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # the function registered last is called first: see the end
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 
 from unisono._src.processes.activity import get_activity
+
+written_first: list[Callable[[], None]] = []
+"""What is called before each checkpoint, in the thread that writes it. It writes files of steps that a run which resumes from the checkpoint
+does not take again."""
 
 
 class BackgroundWriter:
@@ -43,8 +46,6 @@ class BackgroundWriter:
             with get_activity().report_busy("writing a checkpoint"):
                 self._thread.join()
             self._thread = None
-            if self._error is None:
-                _unfinished.discard(self)
 
     @property
     def is_busy(self) -> bool:
@@ -73,7 +74,7 @@ def wait_for_writers() -> None:
 
 
 def finish_writes() -> None:
-    """Wait for all writers and print their failures: at the end of the process, while threads can still start, as Orbax needs it."""
+    """Wait for all writers at the end of the process, and print their failures."""
     for writer in list(_unfinished):
         try:
             writer.wait()
@@ -82,4 +83,4 @@ def finish_writes() -> None:
             traceback.print_exc()
 
 
-threading._register_atexit(finish_writes)  # pyright: ignore[reportAttributeAccessIssue]  # atexit comes too late, and this has no public name
+threading._register_atexit(finish_writes)  # pyright: ignore[reportAttributeAccessIssue]  # atexit comes after threads have been joined
