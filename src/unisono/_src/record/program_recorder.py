@@ -11,8 +11,9 @@ import jax
 from unisono._src.checkpoint.run_description import describe_run
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.ownership import OwningStrategy
+from unisono._src.record.run_details import get_details
 from unisono._src.record.run_recorder import WaitingSteps, end_after_last_step, get_recorder, is_recording, writes_record
-from unisono._src.replica.protocol import RecordedVariables
+from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import Array, Json
@@ -31,6 +32,7 @@ class ProgramRecorder:
         self._entry: Array | None = None
         """The digests of the state from which the next step starts, where no step has made this state."""
         self._has_warned = False
+        self._details = get_details()
 
     @property
     def is_on(self) -> bool:
@@ -41,8 +43,10 @@ class ProgramRecorder:
     def replicas(self) -> int:
         return self._strategy.num_replicas_in_sync
 
-    def note_entry(self, digests: Array) -> None:
+    def note_entry(self, digests: Array, state: State) -> None:
         self._entry = digests
+        if self._details is not None:
+            self._details.note_state(self.list_recorded(), state)
 
     def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         first = get_step_count().add(len(batches))
@@ -59,6 +63,10 @@ class ProgramRecorder:
         number = self._find_number(first, len(batches[0].leaves))
         get_recorder().note_steps(WaitingSteps.of_batches(number, first, batches, digests[0], self._entry))
         self._entry = None
+        if self._details is not None:
+            for step, batch in enumerate(batches, first):
+                self._details.note_rows(step, batch, self.replicas)
+            get_recorder().write_details(self._details.take_noted())
 
     def _warn_of_gap(self) -> None:
         if not self._has_warned:

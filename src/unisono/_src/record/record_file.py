@@ -6,6 +6,7 @@ A frame is its length, the CRC-32 of its content, and the content: a letter for 
     P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
     E  the state before a step, where no step has made it: the first one, and where it was assigned or restored
     S  steps of one program
+    D  details, in JSON: a program that was traced, the first values of rows or of a state
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ BEGIN = b"B"
 PROGRAM = b"P"
 ENTRY = b"E"
 STEP = b"S"
+DETAIL = b"D"
 
 
 class Steps(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.replica.protocol import State
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typing import Array
 
@@ -18,8 +19,8 @@ class StepRecorder(Protocol):
         """Return whether digests are wanted: programs are compiled for it."""
         ...
 
-    def note_entry(self, digests: Array) -> None:
-        """Note the digests of the state from which the next step starts, where no step has made this state."""
+    def note_entry(self, digests: Array, state: State) -> None:
+        """Note the digests of the state, on the lead, from which the next step starts, where no step has made this state."""
         ...
 
     def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:

@@ -56,7 +56,7 @@ class StepStart:
             assigned = [(0, self._digest_state())]
         self.digests = self.digests._replace(assigned=digest_values(assigned))
         if is_other and self._recorder is not None and self._recorder.is_on:
-            self._recorder.note_entry(self._digest_state())
+            self._recorder.note_entry(self._digest_state(), self._device_state.lead_state)
 
     def note_finished(self) -> None:
         """Note that the step is finished. The next one may be of the same call here, and of another call in another process."""
