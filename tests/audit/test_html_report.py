@@ -116,7 +116,6 @@ def test_the_page_says_where_runs_part_and_why():
         assert said in text
     (line,) = [attributes for tag, attributes in page.elements if tag == "line" and attributes["class"] == "first"]
     assert line["x1"] == line["x2"] == "37.50%"
-    assert len(page.with_class("named")) == 1
     assert len([tag for tag, attributes in page.elements if attributes.get("role") == "img"]) == 1 + len(LAYERS)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jinja2
 
 from unisono._src.audit import svg
-from unisono._src.audit.audit_report import EXIT, WORDS_OF_KINDS, AuditedRun, AuditReport, Difference, Divergence, Source
+from unisono._src.audit.audit_report import EXIT, WORDS_OF_KINDS, AuditedRun, AuditReport, Divergence, Source
 from unisono._src.record.record_comparison import STEPS
 from unisono._src.typing import Keywords, UserObject
 
@@ -41,8 +41,6 @@ class Curve(NamedTuple):
     path: str
     is_parted: bool
     width: float
-    percent: int
-    """How much of its colour is in it; the rest is that of the paper."""
     not_finite: float | None
     """Where its first loss lies that is not finite; None where all are."""
 
@@ -53,7 +51,6 @@ class Strip(NamedTuple):
     layer: str
     cells: list[tuple[float, float, float]]
     words: str
-    is_named: bool
 
 
 def render_report(report: AuditReport) -> str:
@@ -91,10 +88,9 @@ def prepare_page(report: AuditReport) -> Keywords:
         "curves": [draw_losses(run, losses, axis, steps) for run in losses],
         "step_labels": svg.label_steps(range(1, steps + 1)),
         "first_step": svg.locate_step(difference.step, steps) if difference and 0 < difference.step <= steps else None,
-        "pairs": [(pair.runs, draw_strips(pair, difference), svg.label_steps(pair.steps)) for pair in parted],
+        "pairs": [(pair.runs, draw_strips(pair), svg.label_steps(pair.steps)) for pair in parted],
         "same_pairs": [" and ".join(pair.runs) for pair in report.divergence if pair not in parted],
         "command": shlex.join(report.command),
-        "seconds": write_seconds,
     }
 
 
@@ -124,16 +120,15 @@ def list_lines(source: Source) -> list[tuple[int, str]]:
 
 
 def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: svg.Axis, steps: int) -> Curve:
-    """Return the curve of a run. Curves that coincide become thinner and darker, so that each is seen inside of the one before."""
+    """Return the curve of a run. Of curves that coincide each is thinner than the one before, and seen inside of it."""
     is_parted = repr(run.losses) != repr(runs[0].losses)  # NaN is as NaN
     alike = [other for other in runs if (repr(other.losses) != repr(runs[0].losses)) == is_parted]
-    place, after = alike.index(run), len(alike) - 1 - alike.index(run)
+    after = len(alike) - 1 - alike.index(run)
     width = 2 + (2.5 if is_parted else 4) * min(after, 5) + 3 * (len(alike) < len(runs) and not is_parted)
-    percent = round(20 + 80 * ((place + 1) / len(alike)) ** 1.5)
     unfit = [step for step, loss in enumerate(run.losses, 1) if loss is not None and not svg.is_drawable(loss)]
     cross = svg.locate_step(unfit[0], steps) if unfit else None
     words = describe_losses(run, runs[0], unfit)
-    return Curve(run.name, words, svg.draw_curve(run.losses, axis, steps), is_parted, width, percent, cross)
+    return Curve(run.name, words, svg.draw_curve(run.losses, axis, steps), is_parted, width, cross)
 
 
 def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) -> str:
@@ -155,30 +150,21 @@ def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) ->
     return "; ".join(words)
 
 
-def draw_strips(pair: Divergence, difference: Difference | None) -> list[Strip]:
+def draw_strips(pair: Divergence) -> list[Strip]:
     """Return a strip for each layer: those that differ first in steps, where there are too many."""
-    layer = difference.layer if difference else None
     firsts = [next((at for at, part in enumerate(parts) if part > 0), None) for parts in pair.fractions]
     order = sorted(range(len(firsts)), key=lambda at: math.inf if firsts[at] is None else firsts[at] or 0)
     strips: list[Strip] = []
     for at in sorted(order[:MOST_LAYERS]):
         first = firsts[at]
         words = "the same" if first is None else f"step {pair.steps[first]}"
-        is_named = layer is not None and first is not None and f"/{layer}/" in f"/{pair.layers[at]}/"
-        strips.append(Strip(pair.layers[at], svg.draw_strip(pair.fractions[at]), words, is_named))
+        strips.append(Strip(pair.layers[at], svg.draw_strip(pair.fractions[at]), words))
     return strips
 
 
 def count(things: Sequence[UserObject], noun: str) -> str:
     """Return a number with its noun."""
     return f"{len(things):,} {noun}{'s' * (len(things) != 1)}"
-
-
-def write_seconds(seconds: float) -> str:
-    """Return a time as it is said: "8.4 s", "3 min 12 s"."""
-    if not math.isfinite(seconds):
-        return "\N{EN DASH}"
-    return f"{seconds:.1f} s" if seconds < 99.95 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
 def show_unseen(value: UserObject) -> UserObject:

@@ -12,9 +12,6 @@ SIZE = 1000
 LARGEST = 1e300
 """Numbers beyond it are not drawn: differences of two of them may overflow."""
 
-LOGARITHMIC_FROM = 1000.0
-"""An axis is logarithmic where its largest number is this much larger than its smallest one."""
-
 LEAST_ROOM = 1e-300
 """What is nearer to 0 is 0 on an axis: ticks between such numbers may not be numbers of their own."""
 
@@ -29,21 +26,16 @@ class Axis(NamedTuple):
     low: float
     high: float
     ticks: tuple[float, ...]
-    is_logarithmic: bool = False
 
     def locate(self, number: float) -> float:
         """Return where a number lies: 0 at the upper end, 1 at the lower, as heights are counted in a drawing."""
-        low, high, number = (math.log10(x) if self.is_logarithmic else x for x in (self.low, self.high, number))
-        return (high - number) / (high - low)
+        return (self.high - number) / (self.high - self.low)
 
     @property
     def labels(self) -> list[tuple[float, str]]:
         """Return the ticks, each with its text, of as many digits as tell them apart."""
-        if len(self.ticks) < 2 or self.is_logarithmic:
-            digits = 6
-        else:
-            largest = max(map(abs, self.ticks))
-            digits = math.ceil(math.log10(largest / (self.ticks[1] - self.ticks[0])) + 1e-9) + 1
+        size = abs(self.ticks[-1] - self.ticks[0]) / max(1, len(self.ticks) - 1) or 1.0
+        digits = max(1, math.ceil(math.log10(max(map(abs, self.ticks), default=1.0) / size or 1.0) + 1e-9) + 1)
         return [(self.locate(tick), f"{tick:.{digits}g}") for tick in self.ticks]
 
 
@@ -56,19 +48,15 @@ def make_axis(numbers: Sequence[float | None]) -> Axis:
     """Return an axis for the numbers that are drawable, with some room around them."""
     drawable = [number for number in numbers if number is not None and is_drawable(number)] or [0.0, 1.0]
     low, high = min(drawable), max(drawable)
-    if low > 0 and high / low > LOGARITHMIC_FROM:
-        low, high = low / 1.3, high * 1.3
-        powers = choose_ticks(math.log10(low), math.log10(high), MOST_TICKS, least=1.0)
-        return Axis(low, high, tuple(10.0**power for power in powers), is_logarithmic=True)
     # Numbers that differ in their last digits alone have room for ticks that are numbers of their own.
     room = max(0.06 * (high - low), 1e-9 * max(abs(low), abs(high))) if low < high else 0.1 * abs(high)
     room = room if room > LEAST_ROOM else 1.0
-    return Axis(low - room, high + room, choose_ticks(low - room, high + room, MOST_TICKS))
+    return Axis(low - room, high + room, choose_ticks(low - room, high + room))
 
 
-def choose_ticks(low: float, high: float, most: int, least: float = 0.0) -> tuple[float, ...]:
-    """Return round numbers between two numbers, at most `most` and one of them, and at least `least` apart."""
-    rough = max((high - low) / most, least)
+def choose_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Return some round numbers between two numbers."""
+    rough = (high - low) / MOST_TICKS
     size = 10.0 ** math.floor(math.log10(rough))
     step = next((factor * size for factor in (1.0, 2.0, 5.0) if factor * size >= rough), 10 * size)
     return tuple(index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1))
