@@ -120,7 +120,7 @@ def test_the_worked_example_of_the_docs_is_found(tmp_path):
     audited = audit(tmp_path, str(script))
     assert audited.code == 1, audited.text
     shown = page.partition("Not equal: ")[2].partition("```")[0].splitlines()
-    fixed = [line.strip() for line in shown if "equation:" not in line]  # which has the numbers of two runs
+    fixed = [line.strip() for line in shown if "values:" not in line]
     said = audited.text.replace(f"{script}:", "train.py:")
     assert [line for line in fixed if line not in said] == []
 
@@ -149,7 +149,7 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0)
         (("0.1", "relu"), "Equal: 2 runs with R = 4 have the same bits in their first 6 steps."),
         *thorough(
             (("0.2", "relu"), "part before the first step, in the state before the step. variable: sgd/learning_rate"),
-            (("0.1", "tanh"), "part in step 1, in the gradient. variable: sequential/wide/kernel, and 3 more"),
+            (("0.1", "tanh"), "in the gradient. layer: wide variable: sequential/wide/kernel, and 3 more equation: "),
         ),
     ],
 )
@@ -158,7 +158,12 @@ def test_a_run_is_compared_with_a_recorded_run(tmp_path, words, said):
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(RECORDED)
     command = [sys.executable, str(script), "0.1", "relu"]
-    subprocess.run(command, env=environment(JAX_PLATFORMS="cpu", UNISONO_RECORD=str(run)), timeout=LIMIT, check=True)
+    subprocess.run(
+        command,
+        env=environment(JAX_PLATFORMS="cpu", UNISONO_RECORD=str(run), UNISONO_RECORD_DETAILS="1"),
+        timeout=LIMIT,
+        check=True,
+    )
     audited = audit(tmp_path, "--against", str(run), str(script), *words)
     assert audited.code == (0 if said.startswith("Equal") else 1), audited.text
     text = " ".join(audited.text.split())

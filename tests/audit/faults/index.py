@@ -97,7 +97,7 @@ FAULTS = (
     PlantedFault(20, Pair.PROCESSES, "process", "exit", 7, said="starts from other values of variables in process 1"),
     PlantedFault(21, Pair.PROCESSES, "process", "exit", said="has other rows in process 1 than in process 0"),
     PlantedFault(22, Pair.PROCESSES, "each run", "gradient", said="what differs is an argument of strategy.run"),
-    PlantedFault(23, Pair.PROCESSES, "process", "gradient", layer="warm", said="calls Python back"),
+    PlantedFault(23, Pair.PROCESSES, "process", "gradient", 2, "warm", said="calls Python back"),
     PlantedFault(24, Pair.PROCESSES, "process", "entry", 4, said="sgd/learning_rate"),
     PlantedFault(25, Pair.REPEAT, "earlier run", "rows"),
 )

@@ -34,8 +34,8 @@ class Axis(NamedTuple):
     @property
     def labels(self) -> list[tuple[float, str]]:
         """Return the ticks, each with its text, of as many digits as tell them apart."""
-        size = abs(self.ticks[-1] - self.ticks[0]) / max(1, len(self.ticks) - 1) or 1.0
-        digits = max(1, math.ceil(math.log10(max(map(abs, self.ticks), default=1.0) / size or 1.0) + 1e-9) + 1)
+        apart = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else abs(self.ticks[0]) or 1.0
+        digits = 1 + math.ceil(math.log10(max(apart, *map(abs, self.ticks)) / apart) + 1e-9)
         return [(self.locate(tick), f"{tick:.{digits}g}") for tick in self.ticks]
 
 
