@@ -61,25 +61,25 @@ WORDS = {
 }
 
 INSTEAD = {
-    (
-        Cause.EACH_RUN,
-        START,
-    ): "Call keras.utils.set_random_seed(0) before the model is made, and let the seeds of its layers and "
-    "initializers be the same in each run.",
-    (Cause.EACH_RUN, DRAWS): "Make self.seed_generator = keras.random.SeedGenerator(0) in the layer's __init__, and draw by "
-    "keras.random.normal(shape, seed=self.seed_generator) in its call.",
-    (Cause.EACH_RUN, CALLBACK): "The step calls Python back, which draws or keeps state for itself. Draw by keras.random with "
-    "seed=self.seed_generator in the step, and keep state in variables: self.add_weight(..., trainable=False).",
-    (
-        Cause.PROCESS,
-        CALLBACK,
-    ): "The step calls Python back, which keeps state for itself. Each process calls it for its own replicas. Make it a "
-    "variable, self.add_weight(..., trainable=False), and assign it in call.",
-    (
-        Cause.PROCESS,
-        ROWS,
-    ): "Read all rows in every process: each takes those of its replicas. Where each replica has a pipeline of its own, write "
-    "strategy.distribute_datasets_from_function.",
+    (Cause.EACH_RUN, START): (
+        "Call keras.utils.set_random_seed(0) before the model is made, and let the seeds of its layers and initializers be the same in each run."
+    ),
+    (Cause.EACH_RUN, DRAWS): (
+        "Make self.seed_generator = keras.random.SeedGenerator(0) in the layer's __init__, and draw by keras.random.normal(shape, "
+        "seed=self.seed_generator) in its call."
+    ),
+    (Cause.EACH_RUN, CALLBACK): (
+        "The step calls Python back, which draws or keeps state for itself. Draw by keras.random with seed=self.seed_generator in the step, and "
+        "keep state in variables: self.add_weight(..., trainable=False)."
+    ),
+    (Cause.PROCESS, CALLBACK): (
+        "The step calls Python back, which keeps state for itself. Each process calls it for its own replicas. Make it a variable, "
+        "self.add_weight(..., trainable=False), and assign it in call."
+    ),
+    (Cause.PROCESS, ROWS): (
+        "Read all rows in every process: each takes those of its replicas. Where each replica has a pipeline of its own, write "
+        "strategy.distribute_datasets_from_function."
+    ),
 }
 """What to write where more is known than the cause: what differs."""
 
