@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 
 from unisono._src.audit import audit
+from unisono._src.audit.audit_report import Cause, Place
 from unisono._src.audit.divergence import measure_divergence
+from unisono._src.audit.explanation import choose_words
 from unisono._src.audit.script_run import FinishedRun, RunPlan, ScriptRunner
+from unisono._src.record.record_comparison import RecordDifference
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start, Variable
 
 VARIABLES = [Variable("gradient", "net/wide/kernel", (3,)), Variable("optimizer", "sgd/learning_rate", ())]
@@ -118,6 +121,24 @@ def test_a_recorded_run_differs_by_its_facts_or_by_its_script(monkeypatch, recor
     found = make_report(Runner(lambda plan, number, process: 0), against=pathlib.Path("run")).difference
     assert found.cause == cause
     assert said in found.cause_words
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "place", "said"),
+    [
+        ("each run", "entry", Place("wide"), "Call keras.utils.set_random_seed(0) before the model is made"),
+        ("each run", "entry", Place(), "Give each generator a seed"),
+        ("each run", "gradient", Place(equation="random_seed(int32[]) -> key<fry>[]"), "Make self.seed_generator ="),
+        ("each run", "gradient", Place(equation="pure_callback() -> float32[]"), "The step calls Python back"),
+        ("each run", "gradient", Place(), "what differs is an argument of strategy.run, or what a device computes."),
+        ("process", "rows", Place(), "Read all rows in every process"),
+    ],
+)
+def test_what_to_write_depends_on_what_differs(cause, kind, place, said):
+    record = make_record()._replace(details=[{}])
+    run = FinishedRun(RunPlan("as written"), pathlib.Path("run"), 0, 1.0, "", (record,))
+    words = choose_words(run, run, RecordDifference(0, kind), place, Cause(cause))
+    assert said in " ".join(words)
 
 
 def test_divergence_is_the_fraction_of_a_layer_by_step():
