@@ -34,8 +34,9 @@ class Axis(NamedTuple):
     @property
     def labels(self) -> list[tuple[float, str]]:
         """Return the ticks, each with its text, of as many digits as tell them apart."""
-        apart = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else abs(self.ticks[0]) or 1.0
-        digits = 1 + math.ceil(math.log10(max(apart, *map(abs, self.ticks)) / apart) + 1e-9)
+        largest = max(map(abs, self.ticks)) or 1.0
+        apart = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else largest
+        digits = 1 + math.ceil(max(0.0, math.log10(largest / apart)) + 1e-9)
         return [(self.locate(tick), f"{tick:.{digits}g}") for tick in self.ticks]
 
 
