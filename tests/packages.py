@@ -23,6 +23,8 @@ import sys
 import unisono as un
 import keras
 import numpy as np
+from unisono._src.audit.audit_report import AuditedRun, AuditReport
+from unisono._src.audit.html_report import render_report
 
 expected, extras = sys.argv[1:]
 assert str(un.native).startswith(expected), un.native
@@ -42,6 +44,8 @@ models = [train(un.MirroredStrategy(devices=2, replicas=4)), train(un.OneDeviceS
 assert un.fingerprint(models[0]) == un.fingerprint(models[1])
 un.export(models[0], "exported")
 assert un.load_exported("exported").predict(x, verbose=0).shape == (64, 3)
+audited = AuditedRun("1 device", 1, 1, 1, 0, (1.0,), None, 1.0)
+assert "Same bits" in render_report(AuditReport("train.py", (), {}, 8, (audited,), None, (), ()))
 
 
 def refuse(extra, call):

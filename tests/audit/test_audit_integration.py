@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any, NamedTuple
 
 import pytest
 
-from audit.faults.index import FAULTS, Kind, PlantedFault
+from audit.faults.index import FAULTS, FOLDER, Pair, PlantedFault
 from processes import environment
 from sizes import thorough
 from unisono._src.cli import main
@@ -20,10 +21,9 @@ from unisono._src.record.run_record import read_run_record
 LIMIT = 900.0
 ROOT = pathlib.Path(__file__).parents[2]
 PLACEMENTS = {
-    Kind.REPEAT: ["--devices", "2"],
-    Kind.DEVICES: ["--devices", "1"],
-    Kind.PROCESSES: ["--devices", "1", "--processes", "2"],
-    Kind.REPLICAS: ["--devices", "2", "--replicas"],
+    Pair.REPEAT: ["--devices", "2"],
+    Pair.DEVICES: ["--devices", "1"],
+    Pair.PROCESSES: ["--devices", "1", "--processes", "2"],
 }
 QUICK = (14,)
 """Numbers of the faults that the quick form tries."""
@@ -67,28 +67,23 @@ def mark_faults() -> list[Any]:
     return [*quick, *thorough(*(fault for fault in FAULTS if fault not in quick))]
 
 
-def check_report(fault: PlantedFault, report: dict[str, Any]) -> None:
-    """Check cause, layer and line against the index."""
-    cause = fault.cause.name.lower().replace("_", " ")
-    if fault.kind is Kind.REPLICAS:
-        couplings = report["comparison"]["couplings"]
-        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in couplings[:1]] == [
-            (cause, fault.layer, fault.line)
-        ]
-        return
-    difference = report["difference"]
-    assert (difference["cause"], difference["layer"], difference["source"]["line"]) == (cause, fault.layer, fault.line)
-    assert difference["step"] == (0 if fault.has_other_entry else fault.first_step)
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", mark_faults(), ids=lambda fault: fault.fault_path.stem)
-def test_a_fault_is_found_with_cause_layer_and_line(fault, tmp_path):
-    audited = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.fault_path))
+@pytest.mark.parametrize("fault", mark_faults(), ids=lambda fault: fault.name)
+def test_a_fault_is_found_with_cause_and_place(fault, tmp_path):
+    script, line = fault.write_fault(tmp_path)
+    audited = audit(tmp_path, *PLACEMENTS[fault.pair], str(script))
     assert audited.code == 1, audited.text
-    assert "Instead: " in audited.text  # which a command that fails, with exit code 1 too, does not print
-    check_report(fault, audited.report)
+    check_report(fault, line, audited)
     check_files(tmp_path, audited.report)
+
+
+def check_report(fault: PlantedFault, line: int | None, audited: Audited) -> None:
+    """Check what the audit says against the index."""
+    found = audited.report["difference"]
+    assert [found[name] for name in ("cause", "kind", "step", "layer")] == [fault.cause, fault.kind, fault.step, fault.layer]
+    assert (found["source"] or {}).get("line") == line, found["source"]
+    assert fault.said in " ".join(audited.text.split())
+    assert "Instead: " in audited.text
 
 
 def check_files(folder: pathlib.Path, report: dict[str, Any]) -> None:
@@ -103,10 +98,16 @@ def check_files(folder: pathlib.Path, report: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", thorough(*FAULTS), ids=lambda fault: fault.twin_path.stem)
+@pytest.mark.parametrize("fault", thorough(*FAULTS), ids=lambda fault: fault.name)
 def test_the_twin_of_a_fault_is_none(fault, tmp_path):
-    twin = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.twin_path))
+    twin = audit(tmp_path, *PLACEMENTS[fault.pair], str(fault.write_twin(tmp_path)))
     assert twin.code == 0, twin.text
+    assert twin.report["warnings"] == []
+
+
+def test_each_script_is_in_the_index():
+    assert [fault.name for fault in FAULTS] == sorted(path.stem for path in FOLDER.glob("train_*.py"))
+    assert {fault.pair for fault in FAULTS} == set(Pair)
 
 
 @pytest.mark.processes
@@ -119,7 +120,7 @@ def test_the_worked_example_of_the_docs_is_found(tmp_path):
     audited = audit(tmp_path, str(script))
     assert audited.code == 1, audited.text
     shown = page.partition("Not equal: ")[2].partition("```")[0].splitlines()
-    fixed = [line.strip() for line in shown if "equation:" not in line]  # which has the numbers of two runs
+    fixed = [line.strip() for line in shown if "values:" not in line]
     said = audited.text.replace(f"{script}:", "train.py:")
     assert [line for line in fixed if line not in said] == []
 
@@ -148,7 +149,7 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0)
         (("0.1", "relu"), "Equal: 2 runs with R = 4 have the same bits in their first 6 steps."),
         *thorough(
             (("0.2", "relu"), "part before the first step, in the state before the step. variable: sgd/learning_rate"),
-            (("0.1", "tanh"), "part in step 1, in the gradient. variable: sequential/wide/kernel, and 3 more"),
+            (("0.1", "tanh"), "in the gradient. layer: wide variable: sequential/wide/kernel, and 3 more equation: "),
         ),
     ],
 )
@@ -157,7 +158,12 @@ def test_a_run_is_compared_with_a_recorded_run(tmp_path, words, said):
     script, run = tmp_path / "train.py", tmp_path / "run"
     script.write_text(RECORDED)
     command = [sys.executable, str(script), "0.1", "relu"]
-    subprocess.run(command, env=environment(JAX_PLATFORMS="cpu", UNISONO_RECORD=str(run)), timeout=LIMIT, check=True)
+    subprocess.run(
+        command,
+        env=environment(JAX_PLATFORMS="cpu", UNISONO_RECORD=str(run), UNISONO_RECORD_DETAILS="1"),
+        timeout=LIMIT,
+        check=True,
+    )
     audited = audit(tmp_path, "--against", str(run), str(script), *words)
     assert audited.code == (0 if said.startswith("Equal") else 1), audited.text
     text = " ".join(audited.text.split())
@@ -165,34 +171,30 @@ def test_a_run_is_compared_with_a_recorded_run(tmp_path, words, said):
     assert audited.code == 0 or "The script or its data are other ones than in the recorded run" in text
 
 
-@pytest.mark.processes
-def test_a_script_that_trains_nothing_is_trouble(tmp_path, audit_here):
-    script = tmp_path / "nothing.py"
-    script.write_text("print('nothing')\n")
-    done = audit_here(str(script))
-    assert done.code == 2
-    assert "The script has trained no step that is recorded" in done.text
+SLEEPS = "import time\nprint('sleeps', flush=True)\ntime.sleep(600)"
 
 
 @pytest.mark.processes
-def test_a_script_that_fails_is_trouble_and_its_output_is_shown(tmp_path, audit_here):
-    script = tmp_path / "fails.py"
-    script.write_text("raise KeyError('a name that is not there')\n")
-    done = audit_here(str(script))
-    assert done.code == 2
-    assert "ended with exit code 1 as it is written" in done.text
-    assert "a name that is not there" in done.text
-
-
-@pytest.mark.processes
-def test_a_run_that_is_only_slow_is_trouble_and_no_difference(tmp_path, audit_here):
-    script = tmp_path / "sleeps.py"
-    script.write_text("import time\nprint('sleeps', flush=True)\ntime.sleep(600)\n")
-    done = audit_here("--limit", "2", str(script))
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print('nothing')", "The script has trained no step that is recorded"),
+        (
+            "raise KeyError('not there')",
+            "The script ended with exit code 1 as it is written, before anything was compared: .*KeyError: 'not there'",
+        ),
+        (
+            SLEEPS,
+            "as written: the script was killed after 2 seconds, the limit, in its step 1. Write --limit .* The run wrote: sleeps",
+        ),
+    ],
+    ids=["trains nothing", "fails", "is slow"],
+)
+def test_what_cannot_be_compared_is_trouble_and_no_difference(tmp_path, audit_here, script, said):
+    (tmp_path / "train.py").write_text(script)
+    done = audit_here("--limit", "2" if script == SLEEPS else "60", str(tmp_path / "train.py"))
     assert done.code == 2, done.text
-    text = " ".join(done.text.split())
-    assert "as written: the script was killed after 2 seconds, the limit, in its step 1." in text
-    assert "Write --limit with more seconds, or --steps with fewer steps. The run wrote: sleeps" in text
+    assert re.search(said, " ".join(done.text.split()))
 
 
 def test_records_that_are_there_are_not_mixed_with_others(tmp_path):

@@ -61,42 +61,26 @@ def value(browser, expression):
     return json.loads(browser.ask("Runtime.evaluate", expression=f"JSON.stringify({expression})")["result"]["value"])
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "light"), (360, "dark")])
 @pytest.mark.parametrize(
-    ("report", "verdict"),
+    ("report", "verdict", "width", "ground"),
     [
-        (equal_report(), "Same bits on all placements"),
-        (parted_report(), "The runs part at step 2, in block/attention/query"),
-        (replace_texts(parted_report(), lambda _: HOSTILE), f"The runs part at step 2, in {HOSTILE}"),
+        (equal_report(), "Same bits on all placements", 1280, "rgb(252, 252, 250)"),
+        (parted_report(), "The runs part at step 2, in block/attention/query", 360, "rgb(20, 23, 27)"),
+        (replace_texts(parted_report(), lambda _: HOSTILE), f"The runs part at step 2, in {HOSTILE}", 360, "rgb(252, 252, 250)"),
     ],
     ids=["equal", "parted", "hostile"],
 )
-def test_the_page_opens_without_a_network_and_shows_the_verdict(browser, opened, report, verdict, width, scheme):
-    asked, console = opened(render_report(report), width, scheme)
-    assert asked == []
-    assert console == []
+def test_the_page_opens_without_a_network_and_shows_the_verdict(browser, opened, report, verdict, width, ground):
+    asked, console = opened(render_report(report), width, "dark" if ground == "rgb(20, 23, 27)" else "light")
+    assert (asked, console) == ([], [])
     assert value(browser, "typeof ran") == "undefined"
     assert verdict in value(browser, "document.querySelector('h1').innerText")
-    assert value(browser, "document.querySelector('h1').checkVisibility()")
     assert value(browser, "document.querySelector('h1').getBoundingClientRect().top") < 200
     assert value(browser, "document.documentElement.scrollWidth") <= width
-
-
-def test_the_page_is_light_or_dark_as_the_reader_has_it(browser, opened):
-    grounds = []
-    for scheme in ("light", "dark"):
-        opened(render_report(equal_report()), scheme=scheme)
-        grounds.append(value(browser, "getComputedStyle(document.body).backgroundColor"))
-    assert grounds == ["rgb(252, 252, 250)", "rgb(20, 23, 27)"]
-
-
-def test_the_plots_have_a_size(browser, opened):
-    """At both widths each picture is as wide as there is room for."""
-    for width, least in ((1280, 400), (360, 60)):
-        opened(render_report(parted_report()), width)
-        sizes = value(browser, "[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getBoundingClientRect().width)")
-        assert len(sizes) == 6
-        assert min(sizes) > least
+    assert value(browser, "getComputedStyle(document.body).backgroundColor") == ground
+    drawn = value(browser, "[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getBoundingClientRect().width)")
+    assert len(drawn) == 1 + 3 * (report.difference is not None)
+    assert min(drawn) > 60
 
 
 def test_the_policy_holds_where_escaping_would_not(browser, opened):

@@ -1,52 +1,67 @@
-"""The programs of two processes are compared where they have the same shapes, and variables find their layers."""
+"""The programs of two processes are compared where they have the same shapes, and else in order."""
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
-from unisono._src.audit.program_comparison import find_equation, find_layer_of_variable
-from unisono._src.audit.trace_comparison import ProcessTrace
+import pytest
+
+from unisono._src.audit.program_comparison import find_equation
+from unisono._src.record.run_record import RunRecord
 
 
-def make_equation(rows: int, constant: str) -> dict[str, Any]:
+def make_equation(rows: int, constant: str, **changes: Any) -> dict[str, Any]:
     return {
         "primitive": "mul",
         "operands": ["", constant],
         "params": {},
         "shapes": [f"float32[{rows},3]", "float32[]", f"float32[{rows},3]"],
-        "lines": [["train.py", 29, "call"]],
+        "layer": "gate",
+        "line": ["train.py", 29, "call"],
+        **changes,
     }
 
 
-def make_trace(*programs: tuple[int, str]) -> ProcessTrace:
-    content = [{"name": "train", "step": 0, "equations": [make_equation(*program)]} for program in programs]
-    return ProcessTrace({"programs": content})
+def make_record(*programs: tuple[int, str], **changes: Any) -> RunRecord:
+    details = [{"of": "program", "step": 0, "equations": [make_equation(*program, **changes)]} for program in programs]
+    return RunRecord(pathlib.Path("run"), [], details)
 
 
 def test_a_process_with_fewer_replicas_is_compared_by_the_shapes_of_its_programs():
-    one = make_trace((6, "1.1"), (5, "1.2"))
-    assert find_equation(one, make_trace((5, "1.2")), 0) is None
-    found = find_equation(one, make_trace((5, "1.1")), 0)
+    one = make_record((6, "1.1"), (5, "1.2"))
+    assert find_equation(one, make_record((5, "1.2")), 0) is None
+    found = find_equation(one, make_record((5, "1.1")), 0)
     assert found is not None
-    assert found.equation["operands"] == ["", "1.2"]
-    assert not found.has_other_shapes
+    assert found.describe().values == ("1.2", "1.1")
 
 
-def test_programs_of_other_shapes_are_compared_in_order():
-    found = find_equation(make_trace((6, "1.1"), (5, "1.2")), make_trace((6, "1.1"), (4, "1.2")), 0)
+@pytest.mark.parametrize(
+    ("other", "said", "values"),
+    [
+        (
+            make_record((6, "1.1"), (4, "1.2")),
+            "mul(float32[5,3], float32[]) -> float32[5,3]; in the other run mul(float32[4,3], float32[]) -> float32[4,3]",
+            None,
+        ),
+        (
+            make_record((6, "1.1"), (5, "1.2"), params={"axes": "(0,)"}),
+            "mul(float32[6,3], float32[]) -> float32[6,3]",
+            ("", "axes=(0,)"),
+        ),
+    ],
+)
+def test_equations_differ_by_shapes_or_parameters(other, said, values):
+    found = find_equation(make_record((6, "1.1"), (5, "1.2")), other, 0)
     assert found is not None
-    assert found.has_other_shapes
-    assert found.equation["shapes"][0] == "float32[5,3]"
+    place = found.describe()
+    assert (place.layer, place.equation, place.values) == ("gate", said, values)
 
 
-def test_a_variable_whose_path_does_not_name_its_layer_is_of_the_layer_that_has_it():
-    state = "seed_generator/seed_generator_state"
-    layers = [
-        {"path": "net", "is_model": True, "strays": []},
-        {"path": "net/block", "is_model": False, "strays": [state]},
-        {"path": "net/block/rest", "is_model": False, "strays": [state]},
-        {"path": "net/block/wide", "is_model": False, "strays": []},
-    ]
-    assert find_layer_of_variable(state, layers) == "block/rest"
-    assert find_layer_of_variable("block/wide/kernel", layers) == "block/wide"
-    assert find_layer_of_variable("adam/learning_rate", layers) is None
+def test_the_line_is_that_of_the_equation_or_of_the_nearest_one_before_it():
+    one, other = make_record((6, "1.1"), line=None), make_record((6, "1.2"), line=None)
+    for record in (one, other):
+        record.details[0]["equations"].insert(0, make_equation(6, "1"))
+    found = find_equation(one, other, 0)
+    assert found is not None
+    assert found.line == ["train.py", 29, "call"]

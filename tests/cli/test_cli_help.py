@@ -32,7 +32,10 @@ def test_the_version_is_printed(capsys):
             ["replay", "--help"],
             ["unisono replay train.py --run run --step 1200", "--run DIRECTORY", "first whose loss is not finite"],
         ),
-        (["audit", "--help"], ["unisono audit --steps 50 train.py --epochs 10", "--replicas", "--against", "--html FILE"]),
+        (
+            ["audit", "--help"],
+            ["unisono audit --steps 50 train.py --epochs 10", "--processes INT,INT", "--against", "--html FILE"],
+        ),
         (["completion", "--help"], ["{bash,zsh}", "unisono completion bash >"]),
     ],
     ids=" ".join,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import unisono as un
-from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.checkpoint.files import count_steps
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.cli.replay_command import move_script_last
 from unisono._src.processes import names
+from unisono._src.record.record_comparison import RecordDifference
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start, read_run_record
 from unisono._src.record.run_recorder import RunRecorder
 from unisono._src.replay.replay import (

@@ -164,7 +164,7 @@ def test_another_script_is_no_replay(recorded, changed):
     said = " ".join(done.stdout.partition("\n\n")[0].split())
     assert said.startswith("Not equal: replayed from the beginning, step ")
     assert f" differs from the recorded run in {what} What follows is of the replay" in said
-    assert said.endswith("Run `unisono audit` on the script: it finds the line from which runs differ.")
+    assert said.endswith("Run `unisono audit` on the script: it finds where runs differ, and why.")
 
 
 @pytest.mark.thorough

@@ -1,7 +1,7 @@
 """The planted faults: scripts of which two runs part, each with a twin of which they do not.
 
-The scripts are as users write them. Nothing in them, and no name of theirs, tells what is wrong: the line that is to be found ends with
-`# here`, and this index says the rest.
+A file holds both. Lines that end with `# fault` are of the fault alone; where they stand, the twin has the lines of the comments `# twin:`. A line
+that ends with `# here` is the one that the audit names. The scripts that are written of it say nothing of this.
 """
 
 from __future__ import annotations
@@ -11,116 +11,94 @@ import enum
 import pathlib
 
 FOLDER = pathlib.Path(__file__).parent
-MARK = "# here"
+FAULT, HERE, TWIN = "  # fault", "  # here", "# twin: "
 
 
-class Cause(enum.Enum):
-    """Why two runs part."""
-
-    HOST_RANDOM = "Python or NumPy draw numbers from a generator without a seed, outside of the step."
-    STEP_RANDOM = "The step draws numbers, and not from a Keras SeedGenerator."
-    TIME = "A value comes from a clock."
-    HASH_ORDER = "A value or an order comes from hash(), which differs from one Python to the next."
-    THREAD_ORDER = "Rows come in the order in which threads finish."
-    FILES = "A file that an earlier run has left is read."
-    LAYER_STATE = "A layer keeps state in an attribute of its own, which is no Keras variable."
-    DEVICES = "A number comes from the count of devices."
-    SHAPE = "A shape comes from the count of devices."
-    PROCESS = "A value depends on the process: on its number, or on how many there are."
-    PROCESS_ROWS = "Each process reads other rows."
-    COLLECTIVE = "The script adds over devices or processes by itself."
-    BATCH_STATISTICS = "A layer computes with statistics over the rows, or with their count; a replica has its own rows alone."
-    RANDOM_LAYER = "A layer draws random numbers from a seed; each replica draws for itself."
-    BATCH_LOSS = "A loss looks at all rows together; a replica has its own rows alone."
-    WEIGHTING = "A divisor or a length is taken from a replica's rows, and is not that of the whole batch."
-    ROWS = "Replicas see rows twice, or not at all."
-
-
-class Kind(enum.Enum):
-    """Which two runs part. Runs of all kinds but `REPLICAS` are compared by their bits."""
+class Pair(enum.Enum):
+    """Which two runs part."""
 
     REPEAT = "The same placement twice, with other seeds of hash()."
     DEVICES = "One device, and two devices."
     PROCESSES = "One process, and two processes of one device."
-    REPLICAS = "R = 1, and R = 4: compared within a tolerance."
 
 
 @dataclasses.dataclass(frozen=True)
 class PlantedFault:
-    """A script with a fault, and its twin."""
+    """A script with a fault, and what an audit says of it."""
 
     number: int
-    fault: str
-    """The letter of the file with the fault, a or b. The other one is its twin."""
-    kind: Kind
-    cause: Cause
+    pair: Pair
+    cause: str
+    kind: str
+    step: int = 1
+    """The first step that differs; 0 where the state before it does."""
     layer: str | None = None
-    """The names of the layer in which runs part and of those around it, from the model down and without the model's own, with "/" between them;
-    None where the fault is in no layer and acts on no single one."""
-    first_step: int = 1
-    """The first step after which the bits differ; 0 where they differ before any step."""
-    has_other_entry: bool = False
-    """Whether the state before the first step differs already: a callback has changed it when the step began."""
-    error: str | None = None
-    """What the error says, where one of the two placements is refused."""
-    warning: str | None = None
-    """What a warning says, where Unisono warns."""
+    """The layer in which runs part, and those around it, from the model down, without the model's own."""
+    said: str = ""
+    """What else the audit says: of values, or of an error."""
 
     @property
-    def fault_path(self) -> pathlib.Path:
-        return FOLDER / f"train_{self.number:02}{self.fault}.py"
+    def name(self) -> str:
+        return f"train_{self.number:02}"
 
-    @property
-    def twin_path(self) -> pathlib.Path:
-        return FOLDER / f"train_{self.number:02}{'ab'.replace(self.fault, '')}.py"
+    def write_fault(self, folder: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+        """Return (the script, the number of the line that the audit names)."""
+        lines = [line for line in self._read_lines() if not line.strip().startswith(TWIN)]
+        named = next((number for number, line in enumerate(lines, 1) if line.endswith(HERE)), None)
+        return write_script(folder / f"{self.name}.py", [line.removesuffix(HERE).removesuffix(FAULT) for line in lines]), named
 
-    @property
-    def line(self) -> int:
-        """The number of the line that is to be found."""
-        lines = self.fault_path.read_text().splitlines()
-        (line,) = (number for number, text in enumerate(lines, 1) if text.endswith(MARK))
-        return line
+    def write_twin(self, folder: pathlib.Path) -> pathlib.Path:
+        """Write the script without the fault. A comment's line stands as deep as the first line in whose place it is."""
+        lines: list[str] = []
+        depth: int | None = None
+        for line in self._read_lines():
+            indented = len(line) - len(line.lstrip())
+            bare = line.removesuffix(HERE)
+            if bare.endswith(FAULT):
+                depth = indented if depth is None else depth
+            elif line.strip().startswith(TWIN):
+                lines.append(" " * (indented if depth is None else depth) + line.strip().removeprefix(TWIN))
+            else:
+                depth = depth if not line.strip() else None
+                lines.append(bare)
+        return write_script(folder / f"{self.name}_twin.py", lines)
+
+    def _read_lines(self) -> list[str]:
+        return (FOLDER / f"{self.name}.py").read_text().splitlines()
 
 
-PYTHON_IN_A_STEP = "A callback to Python"
-OTHER_STATE = "starts from other values of variables in process 1 than in process 0"
-OTHER_PROGRAM = "is computed by another program in process 1 than in process 0"
+def write_script(path: pathlib.Path, lines: list[str]) -> pathlib.Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 FAULTS = (
-    PlantedFault(1, "a", Kind.REPEAT, Cause.HOST_RANDOM),
-    PlantedFault(2, "b", Kind.REPEAT, Cause.HOST_RANDOM, "first", first_step=4),
-    PlantedFault(3, "a", Kind.REPEAT, Cause.HOST_RANDOM, "words", first_step=0),
-    PlantedFault(4, "b", Kind.REPEAT, Cause.HOST_RANDOM),
-    PlantedFault(5, "a", Kind.REPEAT, Cause.STEP_RANDOM, "soft"),
-    PlantedFault(6, "b", Kind.REPEAT, Cause.STEP_RANDOM, "patch", warning=PYTHON_IN_A_STEP),
-    PlantedFault(7, "a", Kind.REPEAT, Cause.TIME, has_other_entry=True),
-    PlantedFault(8, "b", Kind.REPEAT, Cause.TIME, "one_rest", first_step=0),
-    PlantedFault(9, "a", Kind.REPEAT, Cause.HASH_ORDER),
-    PlantedFault(10, "a", Kind.REPEAT, Cause.HASH_ORDER),
-    PlantedFault(11, "b", Kind.REPEAT, Cause.HASH_ORDER, "users/narrow", first_step=0),
-    PlantedFault(12, "a", Kind.REPEAT, Cause.HASH_ORDER),
-    PlantedFault(13, "b", Kind.REPEAT, Cause.THREAD_ORDER),
-    PlantedFault(14, "a", Kind.DEVICES, Cause.DEVICES, "gate"),
-    PlantedFault(15, "b", Kind.DEVICES, Cause.SHAPE, "experts", first_step=0),
-    PlantedFault(16, "a", Kind.DEVICES, Cause.SHAPE),
-    PlantedFault(17, "b", Kind.DEVICES, Cause.COLLECTIVE),
-    PlantedFault(18, "a", Kind.PROCESSES, Cause.PROCESS, first_step=0),
-    PlantedFault(19, "b", Kind.PROCESSES, Cause.PROCESS, "zoom", error=OTHER_PROGRAM),
-    PlantedFault(20, "b", Kind.PROCESSES, Cause.PROCESS, first_step=7, error=OTHER_STATE),
-    PlantedFault(21, "a", Kind.PROCESSES, Cause.PROCESS_ROWS, error="has other rows in process 1 than in process 0"),
-    PlantedFault(22, "b", Kind.PROCESSES, Cause.PROCESS, error="Let every process pass the same"),
-    PlantedFault(23, "a", Kind.REPLICAS, Cause.BATCH_STATISTICS, "even"),
-    PlantedFault(24, "b", Kind.PROCESSES, Cause.LAYER_STATE, "warm"),
-    PlantedFault(25, "a", Kind.PROCESSES, Cause.LAYER_STATE, "turn", error=OTHER_PROGRAM),
-    PlantedFault(26, "b", Kind.REPLICAS, Cause.WEIGHTING),
-    PlantedFault(27, "a", Kind.PROCESSES, Cause.COLLECTIVE, first_step=4),
-    PlantedFault(28, "b", Kind.REPLICAS, Cause.BATCH_STATISTICS, "one_norm"),
-    PlantedFault(29, "a", Kind.REPLICAS, Cause.RANDOM_LAYER, "rest"),
-    PlantedFault(30, "a", Kind.REPLICAS, Cause.BATCH_STATISTICS, "even"),
-    PlantedFault(31, "b", Kind.REPLICAS, Cause.BATCH_LOSS, warning="makes of all rows together what is not made of their parts"),
-    PlantedFault(32, "a", Kind.REPLICAS, Cause.BATCH_LOSS, "spread"),
-    PlantedFault(33, "b", Kind.REPLICAS, Cause.WEIGHTING, warning="Warning"),
-    PlantedFault(34, "a", Kind.REPLICAS, Cause.ROWS),
-    PlantedFault(35, "b", Kind.REPLICAS, Cause.WEIGHTING, warning="Warning"),
-    PlantedFault(36, "a", Kind.REPEAT, Cause.FILES),
+    PlantedFault(1, Pair.REPEAT, "each run", "rows", said="array: [0] row: 0 of the global batch replica: 0 values:"),
+    PlantedFault(2, Pair.REPEAT, "each run", "entry", 4, "first"),
+    PlantedFault(3, Pair.REPEAT, "each run", "entry", 0, "words"),
+    PlantedFault(4, Pair.REPEAT, "each run", "gradient", said="what differs is an argument of strategy.run"),
+    PlantedFault(5, Pair.REPEAT, "each run", "gradient", layer="soft", said="SeedGenerator"),
+    PlantedFault(6, Pair.REPEAT, "each run", "gradient", layer="patch", said="calls Python back"),
+    PlantedFault(7, Pair.REPEAT, "each run", "entry", 0, said="sgd/learning_rate"),
+    PlantedFault(8, Pair.REPEAT, "each run", "entry", 0, "one_rest"),
+    PlantedFault(9, Pair.REPEAT, "hash order", "rows", said="array: [1]"),
+    PlantedFault(10, Pair.REPEAT, "hash order", "rows"),
+    PlantedFault(11, Pair.REPEAT, "hash order", "entry", 0, "users/narrow"),
+    PlantedFault(12, Pair.REPEAT, "each run", "rows", said="objects in the order of a set"),
+    PlantedFault(13, Pair.REPEAT, "each run", "rows"),
+    PlantedFault(14, Pair.DEVICES, "devices", "gradient", layer="gate", said="values: 0.2236"),
+    PlantedFault(
+        15, Pair.DEVICES, "devices", "entry", 0, "experts", "values: shape (4, 8, 12); in the other run shape (2, 8, 12)"
+    ),
+    PlantedFault(16, Pair.DEVICES, "devices", "rows", said="values: 32 rows; in the other run 16 rows"),
+    PlantedFault(17, Pair.DEVICES, "devices", "rows"),
+    PlantedFault(18, Pair.PROCESSES, "process", "entry", 0, said="values: 0.0199999996; in the other run 0.0399999991"),
+    PlantedFault(19, Pair.PROCESSES, "process", "gradient", layer="zoom"),
+    PlantedFault(20, Pair.PROCESSES, "process", "exit", 7, said="starts from other values of variables in process 1"),
+    PlantedFault(21, Pair.PROCESSES, "process", "exit", said="has other rows in process 1 than in process 0"),
+    PlantedFault(22, Pair.PROCESSES, "each run", "gradient", said="what differs is an argument of strategy.run"),
+    PlantedFault(23, Pair.PROCESSES, "process", "gradient", 2, "warm", said="calls Python back"),
+    PlantedFault(24, Pair.PROCESSES, "process", "entry", 4, said="sgd/learning_rate"),
+    PlantedFault(25, Pair.REPEAT, "earlier run", "rows"),
 )
 """By number."""

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
 
-from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, Divergence, ReplicaComparison
-from unisono._src.audit.audit_settings import AuditSettings
-from unisono._src.audit.explanation import explain_difference, explain_failure
-from unisono._src.audit.record_comparison import RecordDifference, find_difference, measure_divergence
-from unisono._src.audit.replica_comparison import compare_replicas
-from unisono._src.audit.run_plan import RunPlan, plan_first_runs, plan_placements
-from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
+from unisono._src.audit.audit_report import EXIT, AuditedRun, AuditReport, Cause, Difference, Divergence
+from unisono._src.audit.divergence import measure_divergence
+from unisono._src.audit.explanation import explain_difference, name_cause_of_record
+from unisono._src.audit.script_run import FinishedRun, RunPlan, ScriptRunner, find_last_lines
+from unisono._src.record.record_comparison import RecordDifference, find_difference
 from unisono._src.record.run_record import RecordedStep, read_run_record
+from unisono._src.typing import Json
 from unisono._src.versions import list_versions
+
+FIRST = RunPlan("as written")
+AGAIN = RunPlan("as written, again", hash_seed=1)
+ONCE_MORE = RunPlan("as written, once more")
+"""With the seed of `hash()` of the first run. Only where the second run differs: it shows whether this seed is why."""
+
+MOST_DEVICES = 8
 
 
 class AuditError(Exception):
     """An audit that cannot be made: nothing was trained that could be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditSettings:
+    """The options of an audit."""
+
+    program: tuple[str, ...]
+    steps: int = 20
+    devices: tuple[int, ...] = ()
+    """Numbers of devices; empty stands for 1, 2 and R."""
+    processes: tuple[int, ...] = ()
+    against: pathlib.Path | None = None
+    """The directory of a record to compare with, in place of other placements."""
+    limit: float = 1800.0
+    """Seconds for each run."""
 
 
 def audit_script(settings: AuditSettings, folder: pathlib.Path, say: Callable[[str], None]) -> AuditReport:
@@ -45,12 +67,20 @@ class Audit:
         self._runs: list[FinishedRun] = []
 
     def make_report(self) -> AuditReport:
-        first = self._run(plan_first_runs()[0])
+        first = self._run(FIRST)
         if first.exit_code != 0 or not first.steps:
             raise AuditError(describe_failure(first))
         difference = self._compare_with_record(first) if self._settings.against else self._compare_placements(first)
-        comparison = self._compare_replicas(first) if self._settings.replicas and difference is None else None
-        return self._collect(first, difference, comparison)
+        return AuditReport(
+            script=next((word for word in self._settings.program if word != "-m"), ""),
+            command=self._settings.program,
+            versions={name: str(version) for name, version in list_versions().items()},
+            replicas=first.steps[0].program.facts["replicas"],
+            runs=tuple(summarize_run(run, self._settings.steps) for run in self._runs),
+            difference=difference,
+            divergence=self._list_divergences(first),
+            warnings=list_warnings(self._runs),
+        )
 
     def _run(self, plan: RunPlan) -> FinishedRun:
         self._say(plan.name)
@@ -60,72 +90,88 @@ class Audit:
 
     def _compare_placements(self, first: FinishedRun) -> Difference | None:
         """Run the script again, then on other placements, until a run differs from the first one."""
-        replicas = first.steps[0].program.facts["replicas"]
+        again = self._run(AGAIN)
+        found = self._find_difference(first, again)
+        if found is not None:
+            return explain_difference(first, again, *found, self._find_cause_of_repeat(first, again))
+        program = first.steps[0].program
         settings = self._settings
-        placements = plan_placements(first.steps[0].program.placement, replicas, settings.devices, settings.processes)
-        for plan in [plan_first_runs()[1], *placements]:
+        for plan in plan_placements(program.placement, program.facts["replicas"], settings.devices, settings.processes):
             run = self._run(plan)
-            if run.exit_code != 0:
-                return explain_failure(self._runner, first, run, self._say)
-            process, difference = self._find_difference(first, run)
-            if difference is not None:
-                return explain_difference(self._runner, first, run, difference, process, self._say)
+            found = self._find_difference(first, run)
+            if found is not None:
+                return explain_difference(first, run, *found, Cause.PROCESS if plan.processes > 1 else Cause.DEVICES)
         return None
 
-    def _find_difference(self, first: FinishedRun, run: FinishedRun) -> tuple[int, RecordDifference | None]:
-        """Return (the process, its first difference from the first run): of the process that differs first."""
-        differences = [find_difference(first.records[0], record, self._settings.steps) for record in run.records]
-        differing = [(process, difference) for process, difference in enumerate(differences) if difference is not None]
-        return min(differing, key=lambda pair: pair[1].step, default=(0, None))
+    def _find_difference(self, one: FinishedRun, other: FinishedRun) -> tuple[RecordDifference, int] | None:
+        """Return (the first difference of a run from another one, its process): of the process that differs first."""
+        if one.exit_code != other.exit_code:
+            return RecordDifference(len(other.steps), EXIT), 0
+        mine = one.records[:1]  # nothing where both have failed before their first steps
+        found = [find_difference(first, record, self._settings.steps) for first in mine for record in other.records]
+        differing = [(difference, process) for process, difference in enumerate(found) if difference is not None]
+        return min(differing, key=lambda pair: pair[0].step, default=None)
+
+    def _find_cause_of_repeat(self, first: FinishedRun, again: FinishedRun) -> Cause:
+        """Return why the second run on the same placement differs: a third one is like the first, like the second, or like neither."""
+        once_more = self._run(ONCE_MORE)
+        if self._find_difference(first, once_more) is None:
+            return Cause.HASH_ORDER
+        return Cause.EARLIER_RUN if self._find_difference(again, once_more) is None else Cause.EACH_RUN
 
     def _compare_with_record(self, first: FinishedRun) -> Difference | None:
         assert self._settings.against is not None
         record = read_run_record(self._settings.against)
-        plan = RunPlan(f"recorded in {self._settings.against}")
-        recorded = FinishedRun(plan, self._settings.against, None, math.nan, "", (record,))
-        self._runs.append(recorded)
-        if not recorded.steps:
-            raise AuditError(f"The record in {str(self._settings.against)!r} has no steps. Record a run that trains.")
-        begin = min(recorded.steps)
-        if begin:
-            raise AuditError(
-                f"The record in {str(self._settings.against)!r} begins with step {begin + 1} of its process, and an audit compares from step 1 "
-                f"on. Record the whole program: UNISONO_RECORD=DIRECTORY python script.py."
-            )
-        theirs = recorded.steps[0].program.facts["replicas"]
-        ours = first.steps[0].program.facts["replicas"]
-        if theirs != ours:
-            raise AuditError(
-                f"The recorded run has R = {theirs}, and the script as it is written R = {ours}. Runs with another R are other trainings: "
-                f"write replicas={theirs} in the strategy, or start the audit with UNISONO_REPLICAS={theirs}."
-            )
-        difference = find_difference(record, first.records[0], min(self._settings.steps, len(recorded.steps)))
-        return None if difference is None else explain_difference(self._runner, recorded, first, difference, 0, self._say)
-
-    def _compare_replicas(self, first: FinishedRun) -> ReplicaComparison | None:
-        """Compare R = 1 with the R of the first run; there is nothing to compare where this is 1."""
-        replicas = first.steps[0].program.facts["replicas"]
-        if replicas == 1:
-            return None
-        return compare_replicas(self._runner, replicas, list_warnings(self._runs), self._say)
-
-    def _collect(self, first: FinishedRun, difference: Difference | None, comparison: ReplicaComparison | None) -> AuditReport:
-        return AuditReport(
-            script=next((word for word in self._settings.program if word != "-m"), ""),
-            command=self._settings.program,
-            versions={name: str(version) for name, version in list_versions().items()},
-            replicas=first.steps[0].program.facts["replicas"],
-            runs=tuple(summarize_run(run, self._settings.steps) for run in self._runs),
-            equal=difference is None and (comparison is None or comparison.is_near),
-            difference=difference,
-            divergence=self._list_divergences(first),
-            comparison=comparison,
-            warnings=list_warnings(self._runs),
+        recorded = FinishedRun(
+            RunPlan(f"recorded in {self._settings.against}"), self._settings.against, None, math.nan, "", (record,)
         )
+        self._runs.append(recorded)
+        check_recorded(self._settings.against, recorded, first)
+        difference = find_difference(record, first.records[0], min(self._settings.steps, len(recorded.steps)))
+        if difference is None:
+            return None
+        return explain_difference(recorded, first, difference, 0, name_cause_of_record(recorded, first))
 
     def _list_divergences(self, first: FinishedRun) -> tuple[Divergence, ...]:
         others = [run for run in self._runs if run is not first and run.records]
         return tuple(measure_divergence((first.plan.name, run.plan.name), first.records[0], run.records[0]) for run in others)
+
+
+def plan_placements(placement: Json, replicas: int, devices: Sequence[int], processes: Sequence[int]) -> list[RunPlan]:
+    """Return the runs on other placements than that of the first run.
+
+    Args:
+        placement: The placement of the first run, as its record describes it.
+        replicas: R of the first run, which all runs have.
+        devices: Numbers of devices to run on; empty stands for 1, 2 and R.
+        processes: Numbers of processes to run in; empty stands for 2, where the script's strategy is of several processes.
+    """
+    wanted = devices or (1, 2, min(replicas, MOST_DEVICES))
+    most = replicas if placement["platform"] == "cpu" else min(replicas, placement["available"])
+    counts = sorted({count for count in wanted if count <= most and count != placement["devices"]})
+    plans = [RunPlan(f"{count} device{'s' * (count != 1)}", count, replicas=replicas) for count in counts]
+    if not processes and placement["strategy"] == "MultiWorkerMirroredStrategy":
+        processes = (2,)
+    fits = placement["platform"] == "cpu" or placement["available"] > 1
+    return plans + [RunPlan(f"{count} processes", 1, count, replicas) for count in processes if 1 < count <= replicas and fits]
+
+
+def check_recorded(directory: pathlib.Path, recorded: FinishedRun, first: FinishedRun) -> None:
+    """Refuse a recorded run that cannot be compared with the first one."""
+    if not recorded.steps:
+        raise AuditError(f"The record in {str(directory)!r} has no steps. Record a run that trains.")
+    begin = min(recorded.steps)
+    if begin:
+        raise AuditError(
+            f"The record in {str(directory)!r} begins with step {begin + 1} of its process, and an audit compares from step 1 on. Record the "
+            f"whole program: UNISONO_RECORD=DIRECTORY python script.py."
+        )
+    theirs, ours = (run.steps[0].program.facts["replicas"] for run in (recorded, first))
+    if theirs != ours:
+        raise AuditError(
+            f"The recorded run has R = {theirs}, and the script as it is written R = {ours}. Runs with another R are other trainings: "
+            f"write replicas={theirs} in the strategy, or start the audit with UNISONO_REPLICAS={theirs}."
+        )
 
 
 def describe_failure(run: FinishedRun) -> str:

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 
-from unisono._src.audit.cause import Cause
+from unisono._src.record.record_comparison import KIND_WORDS
 from unisono._src.typing import Json, UserObject
 
 FORMAT = 1
+EXIT = "exit"
+WORDS_OF_KINDS = {**KIND_WORDS, EXIT: "the exit code"}
+
+
+class Cause(enum.StrEnum):
+    """Why two runs part; the values stand in the JSON of reports."""
+
+    EACH_RUN = "each run"
+    """Runs on the same placement differ: numbers without a seed, a clock, the order of threads."""
+    HASH_ORDER = "hash order"
+    """Runs differ by the seed of `hash()`, and with it by the order of sets."""
+    EARLIER_RUN = "earlier run"
+    """The first run differs from all later ones: it has left something that they read."""
+    DEVICES = "devices"
+    """Runs differ by the count of devices."""
+    PROCESS = "process"
+    """Runs differ by the number of processes, or in one of them."""
+    VERSIONS = "versions"
+    """The runs had other versions, another kind of device, or other kernels."""
+    SCRIPT = "script"
+    """The recorded run was of another script, other arguments, or other data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,30 +66,43 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """The first difference between two runs, and its probable cause."""
+class Place:
+    """Where two runs part, in what a step gets or in its program, as far as the records of both hold it."""
 
+    layer: str | None = None
+    """The layer, by the names from the model down, with "/" between them."""
+    array: str | None = None
+    """The array of the batch whose rows differ first, as it is taken out of the batch: "[0]['image']"."""
+    row: int | None = None
+    """The first row of the global batch that differs."""
+    replica: int | None = None
+    """The replica of this row."""
+    equation: str | None = None
+    """The first equation of the step's program that differs, or that calls Python back, as JAX prints it."""
+    source: Source | None = None
+    """The line that JAX knows for the equation, or for the nearest one before it."""
+    values: tuple[str, str] | None = None
+    """What either run has there: the first values of the row or of the variable, or the constants of the equation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference(Place):
+    """The first difference between two runs, and its cause."""
+
+    _: dataclasses.KW_ONLY
     runs: tuple[str, str]
     """The names of the runs that part."""
     step: int
     """The number of the step, from 1 on; 0 where the runs part before any step."""
     kind: str
-    """What differs: one of `difference_kinds`."""
+    """What differs: one of `WORDS_OF_KINDS`."""
     variable: str | None
     """The path of the first variable that differs."""
-    layer: str | None
-    """The layer in which the runs part, by the names from the model down, with "/" between them."""
-    replica: int | None
-    equation: str | None
-    """The first equation of the step's program that differs, as JAX prints it."""
-    source: Source | None
     cause: Cause
     cause_words: str
     """The cause in a sentence or two."""
     what_to_write: str
     """What to write instead."""
-    is_certain: bool = False
-    """Whether the difference itself shows the cause. Otherwise the cause is the most probable one."""
     differing: tuple[str, ...] = ()
     """The paths of all variables that differ in this step, in this kind."""
 
@@ -84,45 +119,6 @@ class Divergence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coupling:
-    """A place where R changes the result by more than rounding."""
-
-    layer: str | None
-    """None where it is a loss or a step of the user's."""
-    cause: Cause
-    why: str
-    what_to_write: str
-    source: Source | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaRows:
-    """The rows that a replica saw in the steps that were compared."""
-
-    replica: int
-    rows: int
-    duplicates: int
-    """Rows that came in an earlier place of the same pass as well."""
-    missing: int
-    """Rows that R = 1 has in the place of this replica, and that came to no replica."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaComparison:
-    """R = 1 beside R = n."""
-
-    replicas: int
-    tolerance: float
-    distance: float
-    """The largest difference of a weight after the last step, relative to the size of its variable."""
-    is_near: bool
-    couplings: tuple[Coupling, ...]
-    weightings: tuple[str, ...]
-    """What was warned of weightings that are not exact."""
-    rows: tuple[ReplicaRows, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class AuditReport:
     """The result of an audit: its runs, and where two of them part."""
 
@@ -132,17 +128,18 @@ class AuditReport:
     replicas: int | None
     """R, the same in all runs; None where no run has trained."""
     runs: tuple[AuditedRun, ...]
-    equal: bool
     difference: Difference | None
     divergence: tuple[Divergence, ...]
-    comparison: ReplicaComparison | None
-    """With `--replicas` only."""
     warnings: tuple[str, ...]
     format: int = FORMAT
 
+    @property
+    def equal(self) -> bool:
+        return self.difference is None
+
     def to_json(self) -> dict[str, Json]:
         """Return the report as numbers, strings, lists and dicts."""
-        return convert_to_json(dataclasses.asdict(self))
+        return convert_to_json({**dataclasses.asdict(self), "equal": self.equal})
 
 
 def convert_to_json(value: UserObject) -> Json:

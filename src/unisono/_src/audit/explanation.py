@@ -1,208 +1,142 @@
-"""The explanation of a difference: both runs are repeated while their lines are noted, and the difference is followed back to its origin."""
+"""The explanation of a difference: where two runs part, why, and what to write instead.
+
+What differs is read from records. Why is shown by the runs that differ and those that do not: the same placement with the same seed of `hash()`,
+with another one, other devices, other processes. What the code looks like decides nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from unisono._src.audit.audit_report import Difference
-from unisono._src.audit.cause import Cause
-from unisono._src.audit.cause_words import FAILED, NO_SEED, OTHER_SCRIPT, WORDS, CauseWords
-from unisono._src.audit.difference_kinds import ENTRY, EXIT, ROWS
-from unisono._src.audit.origin import Origin, find_file_origin, find_in_callback, find_origin, list_branches
-from unisono._src.audit.program_comparison import (
-    EquationDifference,
-    find_equation,
-    find_layer_of_variable,
-    format_equation,
-    list_callback_equations,
-    read_layer,
+from unisono._src.audit.audit_report import EXIT, Cause, Difference, Place
+from unisono._src.audit.difference_place import NOWHERE, find_place
+from unisono._src.audit.program_comparison import CALLBACKS
+from unisono._src.audit.script_run import FinishedRun, find_last_lines
+from unisono._src.record.record_comparison import ENTRY, MADE_BY_STEP, ROWS, RecordDifference, list_fact_differences
+
+CALLBACK, DRAWS, START = "callback", "draws", "start"
+
+
+class CauseWords(NamedTuple):
+    """The text of a cause."""
+
+    cause: str
+    instead: str
+
+
+WORDS = {
+    Cause.EACH_RUN: CauseWords(
+        "Each run differs, on the same placement too: numbers are drawn without a seed, a clock is read, results are taken in the order in which "
+        "threads finish, or objects in the order of a set.",
+        "Give each generator a seed, as in np.random.default_rng(0), and call keras.utils.set_random_seed before the first number is drawn. Count "
+        "steps in place of seconds. Take results of threads in the order in which they were asked for: pool.map(...). Keep objects in a list.",
+    ),
+    Cause.HASH_ORDER: CauseWords(
+        "A value or an order comes from hash(), and with it the order of a set: runs with the same PYTHONHASHSEED have the same bits.",
+        "Take sorted(...) of the set, a list, or a dict; in place of hash(text) take zlib.crc32(text.encode()).",
+    ),
+    Cause.EARLIER_RUN: CauseWords(
+        "The first run differs from all later ones: it has left something behind that they read, as a file.",
+        "Name the file as an input of the training and let no run write it, or compute the values anew in each run.",
+    ),
+    Cause.DEVICES: CauseWords(
+        "A number, a shape or a sum comes from the count of devices: runs on the same devices have the same bits.",
+        "Take strategy.num_replicas_in_sync, which is the same on every placement, or a number, in place of jax.device_count(). Compute sums over "
+        "data from the whole data, without collectives.",
+    ),
+    Cause.PROCESS: CauseWords(
+        "A value depends on the process: on its number, on how many there are, on what only one of them does, or on a sum over processes.",
+        "Do the same in every process, and ask strategy.writes only before printing and writing files. Let a layer keep its state in variables: how "
+        "often Python runs its code is another number in each process.",
+    ),
+    Cause.VERSIONS: CauseWords(
+        "The two runs have other versions, another kind of device, or other kernels.",
+        "Install the versions of the recorded run, and compare on the same kind of device.",
+    ),
+    Cause.SCRIPT: CauseWords(
+        "The script or its data are other ones than in the recorded run: the versions and the kernels are the same.",
+        "Look at what was changed since. Leave out --against to see whether the script differs from itself.",
+    ),
+}
+
+INSTEAD = {
+    (Cause.EACH_RUN, START): (
+        "Call keras.utils.set_random_seed(0) before the model is made, and let the seeds of its layers and initializers be the same in each run."
+    ),
+    (Cause.EACH_RUN, DRAWS): (
+        "Make self.seed_generator = keras.random.SeedGenerator(0) in the layer's __init__, and draw by keras.random.normal(shape, "
+        "seed=self.seed_generator) in its call."
+    ),
+    (Cause.EACH_RUN, CALLBACK): (
+        "The step calls Python back, which draws or keeps state for itself. Draw by keras.random with seed=self.seed_generator in the step, and "
+        "keep state in variables: self.add_weight(..., trainable=False)."
+    ),
+    (Cause.PROCESS, CALLBACK): (
+        "The step calls Python back, which keeps state for itself. Each process calls it for its own replicas. Make it a variable, "
+        "self.add_weight(..., trainable=False), and assign it in call."
+    ),
+    (Cause.PROCESS, ROWS): (
+        "Read all rows in every process: each takes those of its replicas. Where each replica has a pipeline of its own, write "
+        "strategy.distribute_datasets_from_function."
+    ),
+}
+"""What to write where more is known than the cause: what differs."""
+
+FAILED = "Do what the error says."
+
+SAME_PROGRAM = (
+    "Rows, state and program of the step are the same, so what differs is an argument of strategy.run, or what a device computes."
 )
-from unisono._src.audit.record_comparison import RecordDifference
-from unisono._src.audit.repeated_runs import Say, has_bits_of_other, read_traced, repeat_traced
-from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
-from unisono._src.audit.script_trace.line_trace import HANDED
-from unisono._src.audit.source_code import quote_line
-from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison
-from unisono._src.typing import Json
-
-
-@dataclasses.dataclass(frozen=True)
-class TracedDifference:
-    """A difference that was followed back, as far as the traces show it."""
-
-    origin: Origin | None = None
-    layer: str | None = None
-    equation: EquationDifference | None = None
-    equation_words: str | None = None
-    """The equation in a line of text; None where the difference is not in the step's program."""
-    replica: int | None = None
 
 
 def explain_difference(
-    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, difference: RecordDifference, process: int, say: Say
+    one: FinishedRun, other: FinishedRun, difference: RecordDifference, process: int, cause: Cause
 ) -> Difference:
-    """Return the difference with its cause, layer and line. `process` is the process of the other run that differs first."""
-    processes = sorted(range(other.plan.processes), key=lambda number: number != process)
-    return describe_difference(one, other, difference, *trace_difference(runner, one, other, difference, processes, say))
-
-
-def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> Difference:
-    """Return the difference between a run that succeeded and one that failed."""
-    difference = RecordDifference(len(other.steps), EXIT)
-    processes = list(range(other.plan.processes))
-    explained = describe_difference(one, other, difference, *trace_difference(runner, one, other, difference, processes, say))
-    last = (find_last_lines(other.output).splitlines() or ["it wrote nothing"])[-1]
-    said = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last.removesuffix('.')}."
-    if explained.cause is Cause.UNKNOWN:
-        return dataclasses.replace(explained, cause_words=said, what_to_write=FAILED, source=None)
-    return dataclasses.replace(explained, cause_words=f"{said} {explained.cause_words}")
-
-
-def trace_difference(
-    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, difference: RecordDifference, processes: Sequence[int], say: Say
-) -> tuple[TracedDifference, ProcessTrace | None]:
-    """Repeat two runs with their lines noted, and follow the difference in the first process of the other run that shows a cause.
-
-    A gradient has the same bits in all processes, and the cause may be in a process that differs no sooner than the others.
-
-    Returns:
-        (the difference as far as it was followed, a trace of either run).
-    """
-    repeated = repeat_traced(runner, one, other, say)
-    ours = read_traced(runner, one, 0)
-    theirs = [read_traced(runner, other, process) for process in processes]
-    either = next((trace for trace in (ours, *theirs) if trace is not None), None)
-    followed = [follow_difference(ours, trace, difference) for trace in theirs if ours is not None and trace is not None]
-    causes = [traced for traced in followed if traced.origin is not None and traced.origin.cause is not None]
-    if ours is not None and not causes and difference.kind != EXIT and has_bits_of_other(one, other, repeated):
-        followed = [TracedDifference(find_file_origin(ours), replica=traced.replica) for traced in followed]
-    return next(iter(causes + followed), TracedDifference()), either
-
-
-def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: RecordDifference) -> TracedDifference:
-    """Follow a difference back to the line that it comes from."""
-    comparison = TraceComparison(one, other)
-    layers = one.content["layers"]
-    if difference.kind in (ROWS, EXIT):
-        origin = find_first_origin(comparison, list_row_places(comparison, difference.step))
-        if origin is not None and origin.cause is Cause.PROCESS:
-            origin = dataclasses.replace(origin, cause=Cause.PROCESS_ROWS)
-        if origin is None or origin.cause is None:
-            origin = find_first_origin(comparison, list_branches(comparison)) or origin
-        return TracedDifference(origin, replica=find_replica(one, other, difference.step))
-    if difference.kind == ENTRY:
-        path = difference.variables[0]
-        places = [place for trace in (one, other) for place in trace.list_variable_places(path, difference.step)]
-        return TracedDifference(find_first_origin(comparison, places), find_layer_of_variable(path, layers))
-    equation = find_equation(one, other, difference.step)
-    if equation is not None:
-        origin = find_origin(comparison, equation.place) if equation.place else None
-        layer = read_layer(equation.equation["scopes"], layers)
-        return TracedDifference(origin, layer, equation, format_equations(equation))
-    for called in list_callback_equations(one):
-        for file, line, _ in called["callbacks"]:
-            origin = find_in_callback(file, line, comparison.sets)
-            if origin is not None:
-                return TracedDifference(origin, read_layer(called["scopes"], layers), None, format_equation(called))
-    return TracedDifference(find_first_origin(comparison, one.list_call_places(difference.step)))
-
-
-def find_replica(one: ProcessTrace, other: ProcessTrace, step: int) -> int | None:
-    """Return the first replica whose rows differ in a step; None where that is not known."""
-    ones = one.content["rows"]
-    others = other.content["rows"]
-    if step >= min(len(ones), len(others)):
-        return None
-    pairs = enumerate(zip(ones[step], others[step], strict=False))
-    return next((replica for replica, (mine, its) in pairs if mine != its), None)
-
-
-def list_row_places(comparison: TraceComparison, step: int) -> Iterator[Place]:
-    """Yield the lines from which rows came: those that called the step, and functions that gave values to a library."""
-    yield from comparison.one.list_call_places(step)
-    for place in comparison.list_differing_places():
-        if HANDED in comparison.list_differing_names(place):
-            yield place
-
-
-def find_first_origin(comparison: TraceComparison, places: Iterator[Place] | list[Place]) -> Origin | None:
-    """Return the first origin with a cause among those of some lines; else the first one."""
-    origins: list[Origin] = []
-    for place in places:
-        origin = find_origin(comparison, place)
-        if origin.cause is not None:
-            return origin
-        origins.append(origin)
-    return origins[0] if origins else None
-
-
-def format_equations(difference: EquationDifference) -> str:
-    """Return the equations of both programs as one line."""
-    mine = format_equation(difference.equation)
-    its = format_equation(difference.other)
-    return mine if mine == its else f"{mine}; in the other run {its}"
-
-
-def describe_difference(
-    one: FinishedRun, other: FinishedRun, difference: RecordDifference, traced: TracedDifference, trace: ProcessTrace | None
-) -> Difference:
-    """Return the difference in the words of a report."""
-    cause = choose_cause(difference, traced)
-    words = WORDS[cause]
-    if cause is Cause.UNKNOWN and one.plan.devices is None and other.plan.devices is None:
-        cause, words = explain_without_line(one, other, difference)
-    layer = traced.layer
-    if layer is None and trace is not None and difference.kind == ENTRY:
-        layer = find_layer_of_variable(difference.variables[0], trace.content["layers"])
-    said = words.cause
-    if traced.origin is not None and traced.origin.outside is not None:
-        outside = quote_line(traced.origin.outside)
-        said = f"{said} It comes from line {outside.line}: {outside.text}"
+    """Return the difference with its place and words. `process` is the process of the other run that differs first."""
+    others = sorted(range(len(other.records)), key=lambda number: number != process)
+    has_both = one.records and other.records
+    place = find_place(one.records[0], [other.records[number] for number in others], difference) if has_both else NOWHERE
+    said, instead = choose_words(one, other, difference, place, cause)
     return Difference(
+        **{field.name: getattr(place, field.name) for field in dataclasses.fields(Place)},
         runs=(one.plan.name, other.plan.name),
         step=difference.step + (difference.kind != ENTRY or difference.step > 0),
         kind=difference.kind,
         variable=next(iter(difference.variables), None),
-        layer=layer,
-        replica=traced.replica,
-        equation=traced.equation_words,
-        source=quote_line(traced.origin.place) if traced.origin else None,
         cause=cause,
         cause_words=said,
-        what_to_write=words.instead,
+        what_to_write=instead,
         differing=difference.variables,
     )
 
 
-def explain_without_line(one: FinishedRun, other: FinishedRun, difference: RecordDifference) -> tuple[Cause, CauseWords]:
-    """Return the cause and the words where no line tells: the facts of two runs, or a start without a seed."""
-    if not other.steps:  # it failed before
-        return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
-    if one.exit_code is None:
+def choose_words(one: FinishedRun, other: FinishedRun, difference: RecordDifference, place: Place, cause: Cause) -> CauseWords:
+    """Return the words of a cause, made more exact by what differs."""
+    words = WORDS[cause]
+    if difference.kind == EXIT:
+        last = (find_last_lines(other.output).splitlines() or ["it wrote nothing"])[-1]
+        said = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last.removesuffix('.')}."
+        return CauseWords(f"{said} {words.cause}", FAILED)
+    if cause is Cause.VERSIONS:
         facts = list_fact_differences(one.steps[0].program.facts, other.steps[0].program.facts)
-        if facts:
-            return Cause.VERSIONS, CauseWords(f"{WORDS[Cause.VERSIONS].cause} {'; '.join(facts)}.", WORDS[Cause.VERSIONS].instead)
-        return Cause.UNKNOWN, OTHER_SCRIPT
-    if difference.step == 0 and one.steps[0].entry != other.steps[0].entry:
-        return Cause.HOST_RANDOM, NO_SEED
-    return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
+        return CauseWords(f"{words.cause} {'; '.join(facts)}.", words.instead)
+    if difference.kind in MADE_BY_STEP and place == NOWHERE and one.has_details and other.has_details:
+        return CauseWords(f"{words.cause} {SAME_PROGRAM}", words.instead)
+    return CauseWords(words.cause, INSTEAD.get((cause, name_detail(difference, place)), words.instead))
 
 
-def list_fact_differences(ones: Json, others: Json, name: str = "") -> list[str]:
-    """Return what differs between the facts of two runs, in words."""
-    if isinstance(ones, dict) and isinstance(others, dict):
-        keys = [key for key in ones if key in others]
-        return [words for key in keys for words in list_fact_differences(ones[key], others[key], f"{name}.{key}".strip("."))]
-    return [] if ones == others else [f"{name} is {ones!r} there and {others!r} here"]
+def name_detail(difference: RecordDifference, place: Place) -> str:
+    """Return what differs, as far as the words depend on it: rows, the start, or what an equation does."""
+    if difference.kind == ENTRY and difference.step == 0 and place.layer is not None:
+        return START
+    primitive = (place.equation or "").partition("(")[0]
+    if primitive in CALLBACKS:
+        return CALLBACK
+    return DRAWS if primitive.startswith(("random_", "threefry")) else difference.kind
 
 
-def choose_cause(difference: RecordDifference, traced: TracedDifference) -> Cause:
-    """Return the cause of a line, as what differs makes it more exact."""
-    cause = traced.origin.cause if traced.origin else None
-    has_other_shapes = difference.has_other_shapes or (traced.equation is not None and traced.equation.has_other_shapes)
-    if cause is Cause.DEVICES and has_other_shapes:
-        return Cause.SHAPE
-    if cause is Cause.HOST_RANDOM and traced.equation_words is not None:
-        return Cause.STEP_RANDOM
-    return cause or Cause.UNKNOWN
+def name_cause_of_record(recorded: FinishedRun, run: FinishedRun) -> Cause:
+    """Return why a run differs from a recorded one: by its facts, or else by the script."""
+    facts = list_fact_differences(recorded.steps[0].program.facts, run.steps[0].program.facts)
+    return Cause.VERSIONS if facts else Cause.SCRIPT

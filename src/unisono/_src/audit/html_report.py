@@ -1,218 +1,174 @@
-"""The report of an audit as one HTML page, which opens without a network: the verdict, the finding, plots, and what was run."""
+"""The report of an audit as one HTML page, which opens without a network: the verdict, the finding, plots, and what was run.
+
+The page is `templates/report.html`. What is prepared here are the words and numbers that it takes from the report. Whatever it quotes is escaped.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, Divergence
-from unisono._src.audit.difference_kinds import EXIT, KIND_WORDS
-from unisono._src.audit.html_curves import Curve
-from unisono._src.audit.html_divergence import draw_divergence, draw_levels, has_difference
-from unisono._src.audit.html_elements import Content, Markup, make_element, raw_style, write_path
-from unisono._src.audit.html_losses import draw_losses
-from unisono._src.audit.html_numbers import NOTHING, count_nouns, write_seconds
-from unisono._src.audit.html_replicas import draw_comparison
-from unisono._src.audit.html_source import draw_source
-from unisono._src.audit.html_style import STYLE
-from unisono._src.audit.html_verdict import decide_verdict
+import jinja2
+
+from unisono._src.audit import svg
+from unisono._src.audit.audit_report import EXIT, WORDS_OF_KINDS, AuditedRun, AuditReport, Divergence, Source
+from unisono._src.record.record_comparison import STEPS
+from unisono._src.typing import Keywords, UserObject
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Browsers load nothing for the page and run no code in it, whatever stands in a name."""
 
-MOST_VARIABLES = 12
+AROUND = 4
+"""Lines shown before the line that is meant, and after it."""
+
+MOST_LAYERS = 60
+LONGEST_LINE = 400
+
+UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+"""Characters that change how the text around them is read, or that no file in UTF-8 can hold."""
 
 
-def render_report(report: AuditReport, sources: Mapping[str, str] | None = None) -> str:
-    """Return the page. `sources` has texts of the files that the report names, by name: lines are shown among those around them."""
-    texts = dict(sources or {})
-    verdict = decide_verdict(report)
-    head = make_element(
-        "head",
-        make_element("meta", charset="utf-8"),
-        make_element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        make_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        make_element("meta", name="color-scheme", content="light dark"),
-        make_element("title", f"{verdict.headline} · {report.script}"),
-        raw_style(STYLE),
+class Curve(NamedTuple):
+    """The losses of a run, as the page draws them."""
+
+    name: str
+    words: str
+    path: str
+    is_parted: bool
+    width: float
+    not_finite: float | None
+    """Where its first loss lies that is not finite; None where all are."""
+
+
+class Strip(NamedTuple):
+    """The steps of a layer, as the page draws them."""
+
+    layer: str
+    cells: list[tuple[float, float, float]]
+    words: str
+
+
+def render_report(report: AuditReport) -> str:
+    """Return the page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("unisono._src.audit"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=show_unseen,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    body = make_element(
-        "body",
-        draw_header(report),
-        make_element(
-            "main",
-            draw_finding(report.difference, texts) if report.difference else None,
-            draw_failures(report.runs),
-            draw_warnings(report.warnings),
-            draw_loss_section(report),
-            draw_divergence_section(report.divergence, report.difference),
-            draw_section("What R changes", draw_comparison(report.comparison, texts)) if report.comparison else None,
-            draw_section("Runs", draw_runs(report.runs)) if report.runs else None,
-            draw_section("What was run", draw_facts(report)),
-        ),
-        class_=verdict.tone,
-    )
-    return f"<!doctype html>\n{make_element('html', head, body, lang='en')}\n"
+    return environment.get_template("report.html").render(prepare_page(report))
 
 
-def draw_header(report: AuditReport) -> Markup:
-    """Return the first screen's verdict."""
-    verdict = decide_verdict(report)
-    steps = max((run.steps for run in report.runs), default=0)
-    facts = [
-        report.script,
-        "no step was trained" if report.replicas is None else f"R = {report.replicas}",
-        count_nouns(len(report.runs), "run"),
-        count_nouns(steps, "step"),
-    ]
-    layer = [", in ", write_path(report.difference.layer)] if report.difference and report.difference.layer else None
-    return make_element(
-        "header",
-        make_element("p", "unisono audit", class_="brand"),
-        make_element("h1", make_element("span", {"same": "=", "parted": "≠", "open": "?"}[verdict.tone], class_="sign", aria_hidden="true"), " ",
-                make_element("span", verdict.headline, layer)),
-        make_element("p", verdict.sentence, class_="sentence"),
-        make_element("ul", [make_element("li", fact) for fact in facts], class_="facts"),
-    )  # fmt: skip
+def prepare_page(report: AuditReport) -> Keywords:
+    """Return what the template asks for."""
+    difference = report.difference
+    tone, headline, sentence = decide_verdict(report)
+    parted = [pair for pair in report.divergence if any(map(any, pair.fractions))]
+    parted.sort(key=lambda pair: difference is None or pair.runs != difference.runs)  # the pair of the finding comes first
+    losses = [run for run in report.runs if run.losses]
+    steps = max((len(run.losses) for run in losses), default=0)
+    axis = svg.make_axis([loss for run in losses for loss in run.losses])
+    return {
+        "report": report,
+        "policy": POLICY,
+        "tone": tone,
+        "headline": headline,
+        "sentence": sentence,
+        "facts": [report.script, f"R = {report.replicas}", count(report.runs, "run"), count(range(steps), "step")],
+        "kind_words": WORDS_OF_KINDS[difference.kind] if difference else "",
+        "lines": list_lines(difference.source) if difference and difference.source else [],
+        "axis": axis,
+        "curves": [draw_losses(run, losses, axis, steps) for run in losses],
+        "step_labels": svg.label_steps(range(1, steps + 1)),
+        "first_step": svg.locate_step(difference.step, steps) if difference and 0 < difference.step <= steps else None,
+        "pairs": [(pair.runs, draw_strips(pair), svg.label_steps(pair.steps)) for pair in parted],
+        "same_pairs": [" and ".join(pair.runs) for pair in report.divergence if pair not in parted],
+        "command": shlex.join(report.command),
+    }
 
 
-def draw_section(title: str, *content: Content) -> Markup:
-    return make_element("section", make_element("h2", title), *content)
+def decide_verdict(report: AuditReport) -> tuple[str, str, str]:
+    """Return (how the page is coloured, the headline, the sentence below it)."""
+    difference = report.difference
+    if difference is None:
+        compared = f"{count(report.runs, 'run')} of {count(range(max(run.steps for run in report.runs)), 'step')}"
+        said = f"{compared}: rows, gradients, weights and optimizer state are the same, bit by bit."
+        return "same", "Same bits on all placements", said
+    headline = f"The runs part at step {difference.step}" if difference.step else "The runs part before the first step"
+    headline = {EXIT: "A run failed", STEPS: "The runs have different numbers of steps"}.get(difference.kind, headline)
+    return "parted", headline, difference.cause_words
 
 
-def draw_finding(difference: Difference, texts: Mapping[str, str]) -> Markup:
-    """Return where two runs part, with the line of the user's, and what to write instead."""
-    place = [
-        ("Runs", [make_element("b", difference.runs[0]), " and ", make_element("b", difference.runs[1])]),
-        ("Step", difference.step if difference.step else "before the first one"),
-        ("Layer", write_path(difference.layer) if difference.layer else None),
-        (
-            "What differs",
-            [KIND_WORDS[difference.kind], *([", first ", write_path(difference.variable)] if difference.variable else [])],
-        ),
-        ("Replica", difference.replica),
-        ("Equation", make_element("code", difference.equation) if difference.equation else None),
-        ("Cause", [str(difference.cause), "" if difference.is_certain else " (the most probable one)"]),
-    ]
-    return draw_section(
-        "What happened" if difference.kind == EXIT else "Where they part",
-        draw_source(difference.source, texts) if difference.source else None,
-        make_element("div", make_element("h3", "What to write"), make_element("p", difference.what_to_write), class_="advice")
-        if difference.what_to_write
-        else None,
-        draw_pairs(place),
-        draw_variables(difference.differing),
-    )
+def list_lines(source: Source) -> list[tuple[int, str]]:
+    """Return a line among those around it, with numbers; the line alone where its file is gone or has changed."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # it is gone, or has a name that no file can have
+        lines = Path(source.file).read_text(errors="replace").splitlines()
+    if not (0 < source.line <= len(lines) and lines[source.line - 1].strip() == source.text.strip()):
+        return [(source.line, source.text)]
+    first = max(1, source.line - AROUND)
+    shown = [line.expandtabs(4) for line in lines[first - 1 : source.line + AROUND]]
+    indent = min((len(line) - len(line.lstrip()) for line in shown if line.strip()), default=0)
+    return list(enumerate((line[indent:][:LONGEST_LINE] for line in shown), first))
 
 
-def draw_variables(paths: Sequence[str]) -> Markup | None:
-    """Return the variables that differ; nothing where it is one, which the finding names."""
-    if len(paths) < 2:
-        return None
-    more = len(paths) - MOST_VARIABLES
-    return make_element(
-        "details",
-        make_element("summary", f"All {count_nouns(len(paths), 'variable')} that differ in this step"),
-        make_element("ul", [make_element("li", write_path(path)) for path in paths[:MOST_VARIABLES]]),
-        make_element("p", f"and {more:,} more", class_="note") if more > 0 else None,
-    )
+def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: svg.Axis, steps: int) -> Curve:
+    """Return the curve of a run. Of curves that coincide each is thinner than the one before, and seen inside of it."""
+    is_parted = repr(run.losses) != repr(runs[0].losses)  # NaN is as NaN
+    alike = [other for other in runs if (repr(other.losses) != repr(runs[0].losses)) == is_parted]
+    after = len(alike) - 1 - alike.index(run)
+    width = 2 + (2.5 if is_parted else 4) * min(after, 5) + 3 * (len(alike) < len(runs) and not is_parted)
+    unfit = [step for step, loss in enumerate(run.losses, 1) if loss is not None and not svg.is_drawable(loss)]
+    cross = svg.locate_step(unfit[0], steps) if unfit else None
+    words = describe_losses(run, runs[0], unfit)
+    return Curve(run.name, words, svg.draw_curve(run.losses, axis, steps), is_parted, width, cross)
 
 
-def draw_pairs(pairs: Sequence[tuple[str, Content]]) -> Markup:
-    """Return names with their values; those without a value are left out."""
-    return make_element(
-        "dl",
-        [make_element("div", make_element("dt", name), make_element("dd", value)) for name, value in pairs if value is not None],
-    )
+def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) -> str:
+    """Return in words how the losses of a run lie beside those of the first run, and where they are missing or not finite."""
+    pairs = list(zip(first.losses, run.losses, strict=False))
+    parted = next((step for step, pair in enumerate(pairs, 1) if repr(pair[0]) != repr(pair[1])), None)
+    if run is first:
+        words = [f"{run.losses[-1]:.9g} after the last step" if run.losses[-1] is not None else "no loss after the last step"]
+    elif parted is not None:
+        words = [f"another loss than {first.name} from step {parted} on"]
+    elif len(run.losses) != len(first.losses):
+        words = [f"the losses of {first.name}, with {count(run.losses, 'step')} in place of {len(first.losses)}"]
+    else:
+        words = [f"at every step the loss of {first.name}"]
+    if None in run.losses:
+        words.append(f"no loss is told at {run.losses.count(None)} of {len(run.losses)} steps")
+    if unfit:
+        words.append(f"NaN or infinite at {count(unfit, 'step')}, the first one is step {unfit[0]}")
+    return "; ".join(words)
 
 
-def draw_warnings(warnings: Sequence[str]) -> Markup | None:
-    if not warnings:
-        return None
-    return draw_section(
-        "Warnings", make_element("ul", [make_element("li", text, class_="quoted") for text in warnings], class_="warnings")
-    )
+def draw_strips(pair: Divergence) -> list[Strip]:
+    """Return a strip for each layer: those that differ first in steps, where there are too many."""
+    firsts = [next((at for at, part in enumerate(parts) if part > 0), None) for parts in pair.fractions]
+    order = sorted(range(len(firsts)), key=lambda at: math.inf if firsts[at] is None else firsts[at] or 0)
+    strips: list[Strip] = []
+    for at in sorted(order[:MOST_LAYERS]):
+        first = firsts[at]
+        words = "the same" if first is None else f"step {pair.steps[first]}"
+        strips.append(Strip(pair.layers[at], svg.draw_strip(pair.fractions[at]), words))
+    return strips
 
 
-def draw_failures(runs: Sequence[AuditedRun]) -> list[Markup]:
-    """Return what failed runs wrote last."""
-    return [
-        draw_section(f"The last lines of {run.name}", make_element("pre", run.end_of_output, tabindex=0))
-        for run in runs
-        if run.end_of_output
-    ]
+def count(things: Sequence[UserObject], noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{len(things):,} {noun}{'s' * (len(things) != 1)}"
 
 
-def draw_loss_section(report: AuditReport) -> Markup | None:
-    curves = [Curve(run.name, run.losses) for run in report.runs if run.losses]
-    if not curves:
-        return None
-    first = report.difference.step if report.difference else None
-    equal = (
-        "Stripes of one ribbon are runs with the same losses, each drawn inside of the one before." if len(curves) > 1 else None
-    )
-    return draw_section("Losses", make_element("p", equal, class_="note") if equal else None, draw_losses(curves, first))
-
-
-def draw_divergence_section(divergence: Sequence[Divergence], difference: Difference | None) -> Markup | None:
-    """Return a plot for each pair of runs that differ, and the names of the pairs that do not. The pair of the finding comes first."""
-    if not divergence:
-        return None
-    parted = [pair for pair in divergence if has_difference(pair)]
-    parted.sort(key=lambda pair: difference is None or pair.runs != difference.runs)
-    same = [" and ".join(pair.runs) for pair in divergence if not has_difference(pair)]
-    layer = difference.layer if difference else None
-    figures = [draw_divergence(pair, layer) for pair in parted]
-    return draw_section(
-        "Divergence by layer",
-        [make_element("p", "How much of a layer's variables differs, step by step."), draw_levels()] if parted else None,
-        figures[:1],
-        make_element("details", make_element("summary", count_nouns(len(figures) - 1, "more pair"), " of runs"), figures[1:])
-        if figures[1:]
-        else None,
-        make_element("p", "No layer differs at any step: ", "; ".join(same), ".") if same else None,
-    )
-
-
-def draw_runs(runs: Sequence[AuditedRun]) -> Markup:
-    names = ("Run", "Devices", "Processes", "Steps", "Exit code", "Last loss", "Digest of the last step", "Time")
-    head = make_element("tr", [make_element("th", name, scope="col") for name in names])
-    return make_element(
-        "table",
-        make_element("thead", head),
-        make_element("tbody", [draw_run(run, runs[0], names) for run in runs]),
-        class_="runs",
-    )
-
-
-def draw_run(run: AuditedRun, first: AuditedRun, names: Sequence[str]) -> Markup:
-    """Return the row of a run, whose digest is said to be that of the first run or another one."""
-    loss = next((f"{loss:.9g}" for loss in reversed(run.losses) if loss is not None), NOTHING)
-    is_other = run.digest != first.digest
-    beside = None if run is first else make_element("span", "other" if is_other else "same", class_="odd" if is_other else "even")
-    digest: Content = [make_element("code", run.digest), " ", beside] if run.digest else NOTHING
-    exit_code: Content = NOTHING if run.exit_code is None else run.exit_code
-    if run.exit_code:
-        exit_code = make_element("span", run.exit_code, class_="odd")
-    cells = [
-        NOTHING if run.devices is None else run.devices,
-        run.processes,
-        run.steps,
-        exit_code,
-        loss,
-        digest,
-        write_seconds(run.seconds),
-    ]
-    return make_element(
-        "tr",
-        make_element("th", run.name, scope="row"),
-        [make_element("td", cell, data_label=name) for name, cell in zip(names[1:], cells, strict=True)],
-    )
-
-
-def draw_facts(report: AuditReport) -> Markup:
-    facts = [
-        ("Command", make_element("code", shlex.join(report.command))),
-        *((name, version) for name, version in report.versions.items()),
-    ]
-    return draw_pairs(facts)
+def show_unseen(value: UserObject) -> UserObject:
+    """Return a text with unseen characters as Python writes them, so that a name cannot look like another one."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):  # a part of the page that is escaped
+        return value
+    return UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), value)

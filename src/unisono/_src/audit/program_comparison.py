@@ -1,42 +1,53 @@
-"""Two traced programs beside each other: the first equation that differs."""
+"""Two recorded programs beside each other: the first equation that differs."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
+import linecache
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from unisono._src.audit.trace_comparison import Place, ProcessTrace
+from unisono._src.audit.audit_report import Place, Source
+from unisono._src.record.run_record import RunRecord
+from unisono._src.record.traced_program import format_constants, format_equation
 from unisono._src.typing import Json
 
 COMPARED = ("primitive", "operands", "params", "shapes")
-COLLECTIVES = ("psum", "all_gather", "ppermute", "all_to_all", "reduce_scatter")
-TRANSFORMS = re.compile(
-    r"\b(jvp|transpose|vmap|jit|checkpoint|rematted_computation|while|body|cond|branch_\d+_fun|closed_call)\b"
-)
+CALLBACKS = ("pure_callback", "io_callback")
 
 
-@dataclasses.dataclass(frozen=True)
-class EquationDifference:
-    """The first equation in which two programs differ."""
+class EquationPair(NamedTuple):
+    """An equation of either program, and the line of the first one."""
 
-    equation: Json
-    other: Json
-    """The equation of the other program."""
-    has_other_shapes: bool
-    place: Place | None
-    """The user's line that the equation comes from, or the nearest such line before it."""
+    mine: Json
+    its: Json
+    line: Json
+    """The user's line that the equation comes from, or the nearest such line before it; None where there is none."""
+
+    def describe(self) -> Place:
+        """Return where the two differ: in their constants, in their parameters, or as a whole."""
+        ours, theirs = map(format_equation, (self.mine, self.its))
+        values = None
+        if ours != theirs:
+            ours = f"{ours}; in the other run {theirs}"
+        elif self.mine["operands"] != self.its["operands"]:
+            values = format_constants(self.mine), format_constants(self.its)
+        else:
+            values = format_other_params(self.mine, self.its), format_other_params(self.its, self.mine)
+        return Place(self.mine["layer"], equation=ours, source=quote_line(self.line), values=values)
 
 
-def find_equation(one: ProcessTrace, other: ProcessTrace, step: int) -> EquationDifference | None:
+def find_equation(one: RunRecord, other: RunRecord, step: int) -> EquationPair | None:
     """Return the first equation that differs in the programs that were traced up to a step; None where all are the same."""
-    ones = [program for program in one.content["programs"] if program["step"] <= step]
-    others = [program for program in other.content["programs"] if program["step"] <= step]
-    for mine, its in pair_programs(ones, others):
-        difference = compare_equations(mine["equations"], its["equations"])
-        if difference is not None:
-            return difference
+    for ones, others in pair_programs(list_programs(one, step), list_programs(other, step)):
+        pair = compare_equations(ones, others)
+        if pair is not None:
+            return pair
     return None
+
+
+def list_programs(record: RunRecord, step: int) -> list[Json]:
+    """Return the equations of the programs that were traced up to a step."""
+    return [detail["equations"] for detail in record.details if detail["of"] == "program" and detail["step"] <= step]
 
 
 def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Json, Json]]:
@@ -48,7 +59,7 @@ def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Js
     pairs: list[tuple[Json, Json]] = []
     unpaired: list[Json] = []
     for its in others:
-        mine = next((each for each in left if list_equation_shapes(each) == list_equation_shapes(its)), None)
+        mine = next((each for each in left if list_shapes(each) == list_shapes(its)), None)
         if mine is None:
             unpaired.append(its)
         else:
@@ -57,11 +68,11 @@ def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Js
     return pairs + list(zip(left, unpaired, strict=False))
 
 
-def list_equation_shapes(program: Json) -> list[list[str]]:
-    return [equation["shapes"] for equation in program["equations"]]
+def list_shapes(equations: Sequence[Json]) -> list[list[str]]:
+    return [equation["shapes"] for equation in equations]
 
 
-def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationDifference | None:
+def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationPair | None:
     """Return the first equation that differs. Where the shapes of the rows differ throughout, an equation of the user's comes first."""
     differing = [
         (index, mine, its)
@@ -70,58 +81,24 @@ def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationD
     ]
     if not differing:
         return None
-    index, mine, its = next((each for each in differing if each[1]["lines"]), differing[0])
-    lines = mine["lines"] or next((each["lines"] for each in reversed(ones[:index]) if each["lines"]), [])
-    return EquationDifference(mine, its, mine["shapes"] != its["shapes"], Place(*lines[0]) if lines else None)
+    index, mine, its = next((each for each in differing if each[1]["line"]), differing[0])
+    return EquationPair(mine, its, next((each["line"] for each in reversed(ones[: index + 1]) if each["line"]), None))
 
 
-def list_callback_equations(trace: ProcessTrace) -> list[Json]:
-    """Return the equations that call functions of the user's back, or add over devices, in the programs that were traced."""
-    return [
-        equation
-        for program in trace.content["programs"]
-        for equation in program["equations"]
-        if equation["callbacks"] or equation["primitive"] in COLLECTIVES
-    ]
+def find_callback(record: RunRecord, step: int) -> Place | None:
+    """Return the first equation that calls Python back; None where none does."""
+    calls = (equation for program in list_programs(record, step) for equation in program if equation["primitive"] in CALLBACKS)
+    return next((Place(call["layer"], equation=format_equation(call), source=quote_line(call["line"])) for call in calls), None)
 
 
-def format_equation(equation: Json) -> str:
-    """Return an equation as one line: the primitive, the constants among its operands, its shapes."""
-    constants = [operand for operand in equation["operands"] if operand]
-    operands = len(equation["operands"])
-    shapes = equation["shapes"]
-    inputs = ", ".join(shapes[:operands])
-    outputs = ", ".join(shapes[operands:])
-    text = f"{equation['primitive']}({inputs}) -> {outputs}"
-    return text + (f", with {', '.join(constants)}" if constants else "")
+def format_other_params(mine: Json, its: Json) -> str:
+    """Return the parameters of an equation that another one has otherwise, as one line."""
+    return ", ".join(f"{name}={value}" for name, value in mine["params"].items() if its["params"].get(name) != value)
 
 
-def read_layer(scopes: str, layers: Sequence[Json]) -> str | None:
-    """Return the layer that the names of scopes stand for, from the model down, without the model's own name."""
-    parts = [part for part in re.split(r"[/()]", TRANSFORMS.sub("", scopes)) if part]
-    return find_layer("/".join(parts), layers)
-
-
-def find_layer(path: str, layers: Sequence[Json]) -> str | None:
-    """Return the innermost layer on a path; None where there is none but models."""
-    models = {layer["path"] for layer in layers if layer["is_model"]}
-    inner = {strip_model(layer["path"], models) for layer in layers if not layer["is_model"]}
-    parts = path.split("/")
-    if parts[0] in models:
-        parts = parts[1:]
-    for end in range(len(parts), 0, -1):
-        if "/".join(parts[:end]) in inner:
-            return "/".join(parts[:end])
-    return None
-
-
-def find_layer_of_variable(path: str, layers: Sequence[Json]) -> str | None:
-    """Return the innermost layer that has a variable; None where there is none but models."""
-    models = {layer["path"] for layer in layers if layer["is_model"]}
-    owners = [strip_model(layer["path"], models) for layer in layers if path in layer["strays"]]
-    return find_layer(path, layers) or max(owners, key=lambda owner: owner.count("/"), default=None)
-
-
-def strip_model(path: str, models: set[str]) -> str:
-    first, _, rest = path.partition("/")
-    return rest if first in models and rest else path
+def quote_line(line: Json) -> Source | None:
+    """Return a line of the user's as reports quote it."""
+    if line is None:
+        return None
+    file, number, function = line
+    return Source(file, number, linecache.getline(file, number).strip(), function)

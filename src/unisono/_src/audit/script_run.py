@@ -10,13 +10,10 @@ import sys
 import time
 from collections.abc import Mapping
 
-from unisono._src.audit.run_plan import RunPlan
 from unisono._src.processes import names
+from unisono._src.record import run_details
 from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_record
 from unisono._src.record.run_recorder import EACH_PROCESS, INSTEAD, STEPS
-
-TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
-"""The program that runs a script and notes its lines; started by its path, so that it imports nothing of Unisono before the script does."""
 
 LAST_LINES = 25
 
@@ -28,6 +25,20 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 class LimitError(Exception):
     """A run that was killed at its limit. It may only be slow, so it does not show a difference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """A placement to run a script on."""
+
+    name: str
+    devices: int | None = None
+    """Devices of each process; None leaves the placement to the script."""
+    processes: int = 1
+    replicas: int | None = None
+    """R; None leaves it to the script."""
+    hash_seed: int = 0
+    """PYTHONHASHSEED, which decides the order of sets and the values of `hash` of strings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +60,10 @@ class FinishedRun:
         """Return the steps of process 0."""
         return self.records[0].steps if self.records else {}
 
+    @property
+    def has_details(self) -> bool:
+        return bool(self.records and self.records[0].details)
+
 
 @dataclasses.dataclass(frozen=True)
 class ScriptRunner:
@@ -67,7 +82,6 @@ class ScriptRunner:
         self,
         plan: RunPlan,
         label: str,
-        is_traced: bool = False,
         variables: Mapping[str, str] = NO_VARIABLES,
         has_terminal: bool = False,
     ) -> FinishedRun:
@@ -76,14 +90,12 @@ class ScriptRunner:
         Args:
             plan: The placement.
             label: The name of the directory of the record.
-            is_traced: Whether the lines are noted that the script runs.
             variables: More of the environment.
             has_terminal: Whether the script reads and writes what this process does, in place of a file.
         """
         directory = self.folder / label
         directory.mkdir()
-        tracer = (TRACER, str(directory)) if is_traced else ()
-        command = [*list_launcher_words(plan), *tracer, *self.program]
+        command = [*list_launcher_words(plan), *self.program]
         environment = {**make_variables(os.environ, plan, directory, self.steps), **variables}
         begin = time.monotonic()
         with (directory / "output").open("w+b") as output:
@@ -106,9 +118,9 @@ class ScriptRunner:
             text = output.read().decode(errors="replace")
         return FinishedRun(plan, directory, code, seconds, text, read_records(directory), is_killed)
 
-    def run_to_end(self, plan: RunPlan, label: str, is_traced: bool = False) -> FinishedRun:
-        """Run the script on a placement; raise `LimitError` if it is killed."""
-        run = self.run(plan, label, is_traced)
+    def run_to_end(self, plan: RunPlan, label: str) -> FinishedRun:
+        """Run the script on a placement, with details in its record; raise `LimitError` if it is killed."""
+        run = self.run(plan, label, variables={run_details.SWITCH: "1"})
         if run.is_killed:
             last = find_last_lines(run.output) or "nothing"
             raise LimitError(

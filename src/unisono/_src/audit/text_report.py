@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, ReplicaComparison
-from unisono._src.audit.difference_kinds import KIND_WORDS
+from unisono._src.audit.audit_report import WORDS_OF_KINDS, AuditedRun, AuditReport, Difference
 
 WIDTH = 100
 
@@ -24,9 +23,6 @@ def iterate_lines(report: AuditReport) -> Iterator[str]:
         yield f"Equal: {len(report.runs)} runs with R = {report.replicas} have the same bits in their first {steps} steps."
     else:
         yield from format_difference(report.difference)
-    if report.comparison is not None:
-        yield ""
-        yield from format_comparison(report.comparison)
     for warning in report.warnings:
         yield ""
         yield from wrap_text(f"A run warned: {warning}")
@@ -61,46 +57,32 @@ def format_difference(difference: Difference) -> Iterator[str]:
     """Yield what differs, where, and why."""
     first, second = difference.runs
     when = f"in step {difference.step}" if difference.step else "before the first step"
-    yield from wrap_text(f"Not equal: {first!r} and {second!r} part {when}, in {KIND_WORDS[difference.kind]}.")
-    for name, value in (
-        ("layer", difference.layer),
-        ("variable", format_variables(difference)),
-        ("replica", difference.replica),
-        ("equation", difference.equation),
-    ):
-        if value is not None:
-            yield f"    {name + ':':10}{value}"
+    yield from wrap_text(f"Not equal: {first!r} and {second!r} part {when}, in {WORDS_OF_KINDS[difference.kind]}.")
+    for name, value in list_facts(difference):
+        yield f"    {name + ':':10}{value}"
     if difference.source is not None:
         yield f"    {'line:':10}{difference.source.file}:{difference.source.line}"
         yield f"    {'':10}    {difference.source.text}"
     yield ""
-    probably = "Cause" if difference.is_certain else "Probable cause"
-    yield from wrap_text(f"{probably}: {difference.cause_words}")
+    yield from wrap_text(f"Cause: {difference.cause_words}")
     yield from wrap_text(f"Instead: {difference.what_to_write}")
 
 
-def format_comparison(comparison: ReplicaComparison) -> Iterator[str]:
-    """Yield how R = 1 and R = n differ, and what makes R matter."""
-    near = "near each other" if comparison.is_near else "not near each other"
-    yield from wrap_text(
-        f"R = 1 and R = {comparison.replicas}: the weights are {near}. Their distance, relative to their size, is {comparison.distance:.2g}, and "
-        f"rounding in another order makes {comparison.tolerance:g} at most."
-    )
-    for coupling in comparison.couplings:
-        yield f"    {coupling.layer or 'the loss or the step'}: {coupling.cause}"
-        if coupling.source is not None:
-            yield f"        {coupling.source.file}:{coupling.source.line}    {coupling.source.text}"
-        yield from (f"        {line}" for line in wrap_text(f"{coupling.why} Instead: {coupling.what_to_write}"))
-    for rows in comparison.rows:
-        if rows.duplicates or rows.missing:
-            yield f"    replica {rows.replica}: {rows.rows} rows, {rows.duplicates} of them twice, {rows.missing} missing"
-
-
-def format_variables(difference: Difference) -> str | None:
-    if difference.variable is None:
-        return None
+def list_facts(difference: Difference) -> list[tuple[str, str]]:
+    """Return the names and values of what is known of the place of a difference."""
     others = len(difference.differing) - 1
-    return difference.variable + (f", and {others} more" if others > 0 else "")
+    more = f", and {others} more" if others > 0 else ""
+    row = None if difference.row is None else f"{difference.row} of the global batch"
+    facts = (
+        ("layer", difference.layer),
+        ("variable", difference.variable and difference.variable + more),
+        ("array", difference.array),
+        ("row", row),
+        ("replica", difference.replica),
+        ("equation", difference.equation),
+        ("values", difference.values and "; in the other run ".join(difference.values)),
+    )
+    return [(name, str(value)) for name, value in facts if value is not None]
 
 
 def wrap_text(text: str) -> list[str]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from unisono._src.audit.audit_settings import AuditSettings
 from unisono._src.cli.output import DIFFERENT, EQUAL, CommandError, check_counts, output_report
 
 if TYPE_CHECKING:
+    from unisono._src.audit.audit import AuditSettings
     from unisono._src.audit.audit_report import AuditReport
 
-FLAGS = ("--replicas", "--no-replicas", "-h", "--help")
+FLAGS = ("-h", "--help")
 
 
 def audit(
@@ -26,7 +26,6 @@ def audit(
     steps: int = 20,
     devices: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 1, 2 and R)")] = "",
     processes: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 2, where the strategy can)")] = "",
-    replicas: bool = False,
     against: Annotated[
         pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY", help_behavior_hint="(default: other placements)")
     ] = None,
@@ -51,7 +50,6 @@ def audit(
         steps: The steps of each run that are compared. A run ends after them.
         devices: Numbers of devices to run on, as in 1,2,8. R counts up to 8.
         processes: Numbers of processes to run in, for scripts with a MultiWorkerMirroredStrategy.
-        replicas: Compare R = 1 with the R of the script as well, within a tolerance, and say what makes R matter.
         against: The directory of a record, by UNISONO_RECORD or un.callbacks.Record, to compare one run with.
         json_file: A file for the report in JSON; "-" writes it in place of the table.
         html: A file for the report as one HTML page, which opens without a network.
@@ -61,7 +59,10 @@ def audit(
     check_counts(steps=steps)
     check_script_words(program)
     numbers = read_counts("devices", devices), read_counts("processes", processes)
-    report = run_audit(AuditSettings(program, steps, *numbers, replicas, against, limit), keep)
+    # This imports JAX, which takes seconds: wrong words are refused before.
+    from unisono._src.audit.audit import AuditSettings
+
+    report = run_audit(AuditSettings(program, steps, *numbers, against, limit), keep)
     write_report(report, json_file, html)
     return EQUAL if report.equal else DIFFERENT
 
@@ -70,7 +71,6 @@ def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport
     """Run an audit. Its records are written to `keep`, or else to a directory that is removed."""
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
-        # These import JAX, which takes seconds: wrong words are refused before.
         from unisono._src.audit.audit import AuditError, audit_script
         from unisono._src.audit.script_run import LimitError
 
@@ -82,12 +82,12 @@ def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport
 
 def write_report(report: AuditReport, json_file: pathlib.Path | None, html: pathlib.Path | None) -> None:
     """Write the report's files, and print the table. If the JSON's file is "-", the JSON is printed in place of the table."""
-    from unisono._src.audit.html_report import render_report
-    from unisono._src.audit.html_source import read_sources
     from unisono._src.audit.text_report import format_report
 
     if html is not None:
-        html.write_text(render_report(report, read_sources(report)), encoding="utf-8")
+        from unisono._src.audit.html_report import render_report
+
+        html.write_text(render_report(report), encoding="utf-8")
     output_report(format_report(report), report.to_json(), json_file)
 
 

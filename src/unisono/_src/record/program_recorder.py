@@ -11,6 +11,7 @@ import jax
 from unisono._src.checkpoint.run_description import describe_run
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.ownership import OwningStrategy
+from unisono._src.record.run_details import get_details
 from unisono._src.record.run_recorder import WaitingSteps, end_after_last_step, get_recorder, is_recording, writes_record
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.step.observer import StartState, StepObserver
@@ -35,6 +36,7 @@ class ProgramRecorder(StepObserver):
         self._entry: Array | None = None
         """The digests of the entry of the next step, if no step has made it."""
         self._has_warned = False
+        self._details = get_details()
 
     @property
     def wants_digests(self) -> bool:
@@ -48,6 +50,8 @@ class ProgramRecorder(StepObserver):
     def take_state(self, state: StartState) -> None:
         if state.is_other and self.wants_digests:
             self._entry = state.digest()
+            if self._details is not None:
+                self._details.note_state(self.list_recorded(), state.read())
 
     def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         first = get_step_count().add(len(batches))
@@ -64,6 +68,10 @@ class ProgramRecorder(StepObserver):
         number = self._find_number(first, len(batches[0].leaves))
         get_recorder().note_steps(WaitingSteps.of_batches(number, first, batches, digests[0], self._entry))
         self._entry = None
+        if self._details is not None:
+            for step, batch in enumerate(batches, first):
+                self._details.note_rows(step, batch, self.replicas)
+            get_recorder().write_details(self._details.take_noted())
 
     def _warn_of_gap(self) -> None:
         if not self._has_warned:

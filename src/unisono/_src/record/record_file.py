@@ -8,6 +8,7 @@ A frame is its length, the CRC-32 of its content, and the content: a letter for 
     P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
     E  the entry of a step: the state before it, if no step has made it. This is the first state, and one that was assigned or restored
     S  steps of one program
+    D  details, in JSON: a program that was traced, the first values of rows or of a state
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BEGIN = b"B"
 PROGRAM = b"P"
 ENTRY = b"E"
 STEP = b"S"
+DETAIL = b"D"
 
 
 class Steps(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ class RunRecord(NamedTuple):
     directory: Path
     starts: list[Start]
     """From the last start at step 0 on: an earlier run in the same directory is left out."""
+    details: Sequence[Json] = ()
+    """What the run noted by `RunDetails`, in order; nothing where none were asked for."""
 
     @property
     def steps(self) -> dict[int, RecordedStep]:
@@ -87,21 +90,24 @@ def read_run_record(directory: str | os.PathLike[str]) -> RunRecord:
     starts: list[Start] = []
     programs: list[Program] = []
     entries: dict[int, tuple[tuple[int, int], ...]] = {}
+    details: list[Json] = []
     for _, content in record_file.iterate_frames(path):
         kind = content[:1]
         if kind == record_file.BEGIN:
             start = read_start(path, json.loads(content[1:]))
             programs = []
-            starts = [start] if start.first == 0 else [*starts, start]
+            starts, details = ([start], []) if start.first == 0 else ([*starts, start], details)
         elif kind == record_file.PROGRAM:
             programs.append(read_program(json.loads(content[1:])))
         elif kind == record_file.ENTRY:
             entries[record_file.read_place(content)[1]] = freeze_digests(record_file.read_entry(content).tolist())
+        elif kind == record_file.DETAIL:
+            details.append(json.loads(content[1:]))
         elif starts:
             program = programs[record_file.read_place(content)[0]]
             steps = list_steps(program, record_file.read_steps(content, program.arrays, len(program.variables)))
             starts[-1].steps.update({step.number: step._replace(entry=entries.pop(step.number, None)) for step in steps})
-    return RunRecord(directory, starts)
+    return RunRecord(directory, starts, details)
 
 
 def read_start(path: Path, content: Json) -> Start:

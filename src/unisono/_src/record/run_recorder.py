@@ -158,6 +158,13 @@ class RunRecorder:
             finally:
                 self._writes.release()
 
+    def write_details(self, details: Sequence[Json]) -> None:
+        """Write details of the steps that were noted."""
+        with self._writes:
+            assert self._file is not None
+            for detail in details:
+                record_file.write_json(self._file, record_file.DETAIL, detail)
+
     def close(self) -> None:
         """Write what is left, and close the file."""
         with self._writes:

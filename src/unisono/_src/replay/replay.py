@@ -7,11 +7,9 @@ import json
 import math
 import pathlib
 
-from unisono._src.audit.explanation import list_fact_differences
-from unisono._src.audit.record_comparison import RecordDifference, compare_steps
-from unisono._src.audit.run_plan import RunPlan
-from unisono._src.audit.script_run import ScriptRunner, find_last_lines
+from unisono._src.audit.script_run import RunPlan, ScriptRunner, find_last_lines
 from unisono._src.processes import names
+from unisono._src.record.record_comparison import RecordDifference, compare_steps, list_fact_differences
 from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_record
 from unisono._src.replay.replay_report import ReplayReport
 

@@ -7,9 +7,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from unisono._src.audit.difference_kinds import KIND_WORDS
-from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.audit.text_report import format_columns, wrap_text
+from unisono._src.record.record_comparison import KIND_WORDS, RecordDifference
 from unisono._src.typing import Json
 
 MOST_LAYERS = 40
@@ -72,7 +71,7 @@ def format_equality(report: ReplayReport) -> Iterator[str]:
     for fact in report.facts:
         yield from wrap_text(f"Here {fact}.")
     if not report.facts:
-        yield from wrap_text("Run `unisono audit` on the script: it finds the line from which runs differ.")
+        yield from wrap_text("Run `unisono audit` on the script: it finds where runs differ, and why.")
 
 
 def format_replicas(report: ReplayReport) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import code
 import json
+import linecache
 import os
 import sys
 from collections.abc import Sequence
@@ -13,15 +14,12 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.audit.audit_report import name_number
-from unisono._src.audit.difference_kinds import GRADIENT
-from unisono._src.audit.program_comparison import format_equation, read_layer
-from unisono._src.audit.program_trace import describe_equation, list_places
-from unisono._src.audit.script_trace.training_notes import list_live_layers
-from unisono._src.audit.source_code import quote_line
-from unisono._src.audit.trace_comparison import Place
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.keras_private.live_layers import LiveLayers
 from unisono._src.processes import names
 from unisono._src.processes.replayed_step import get_replayed_step
+from unisono._src.record.record_comparison import GRADIENT
+from unisono._src.record.traced_program import describe_equation, find_user_line, format_constants, format_equation
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
 from unisono._src.replica.protocol import RecordedVariables, list_told
 from unisono._src.step.cut_step import InspectedProgram
@@ -176,12 +174,13 @@ def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:
 
 def describe_equation_origin(eqn: core.JaxprEqn) -> Json:
     """Describe an equation by its layer, text and user's line."""
-    described = describe_equation(eqn, {}, str(eqn.source_info.name_stack), list_places(eqn))
-    source = quote_line(Place(*described["lines"][0])) if described["lines"] else None
+    described = describe_equation(eqn, {})
+    constants = format_constants(described)
+    line = find_user_line(eqn)
     return {
-        "layer": read_layer(described["scopes"], list_live_layers()),
-        "equation": format_equation(described),
-        "source": source and [source.file, source.line, source.text],
+        "layer": LiveLayers().find_by_scopes(str(eqn.source_info.name_stack)),
+        "equation": format_equation(described) + (f", with {constants}" if constants else ""),
+        "source": line and [line[0], line[1], linecache.getline(line[0], line[1]).strip()],
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.exchange.protocol import Words
+from unisono._src.replica.protocol import State
 from unisono._src.step.device_state import DeviceState
 from unisono._src.step.inspected_step import InspectedStep
 from unisono._src.step.plan import BatchPlan, Round
@@ -30,6 +31,8 @@ class StartState(NamedTuple):
     """Whether it is another one than the last step has made."""
     assigned: list[tuple[int, Array]] | None
     """Numbered arrays of other values than the last step has made, as far as an observer wants them; None where its values are gone."""
+    read: Callable[[], State]
+    """Returns the state on the lead. What is kept of it must be copied."""
     digest: Callable[[], Array]
     """Returns the digests of the state."""
 

@@ -108,7 +108,7 @@ class Step:
         is_other = self._device_state.receive_state(state)
         self._has_state = True
         for observer in self.observers:
-            observer.take_state(StartState(is_other, assigned, self._digest_state))
+            observer.take_state(StartState(is_other, assigned, lambda: self._device_state.lead_state, self._digest_state))
 
     def _digest_state(self) -> Array:
         return self._digest_program(self._mesh.lead, None, self._device_state.lead_state)

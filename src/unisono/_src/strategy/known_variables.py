@@ -10,7 +10,7 @@ from unisono._src import hidden_frames
 from unisono._src.native import library
 from unisono._src.near_names import find_near_names
 from unisono._src.processes import names
-from unisono._src.record import run_recorder
+from unisono._src.record import run_details, run_recorder
 
 PREFIX = "UNISONO_"
 
@@ -37,6 +37,7 @@ SET_BY_COMMANDS = (
     names.REPLAY_REPORT,
     names.REPLAY_PROMPT,
     run_recorder.INSTEAD,
+    run_details.SWITCH,
 )
 
 CUTOFF = 0.7
