@@ -1,5 +1,8 @@
 """Batches that cannot be cut into rows: one replica takes them whole, as plain Keras does."""
 
+import math
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -141,3 +144,20 @@ def test_batches_without_rows_are_refused():
     empty = ((ROWS[:0], LABELS[:0]) for _ in range(1))
     with pytest.raises(ValueError, match="Batch 0 has no rows"):
         run(compiled(), lambda model: model.fit(empty, verbose=0, shuffle=False), on(1, 1))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 3), (1, 0, 3)])
+def test_a_batch_of_one_row_is_computed_whole(shape, capsys):
+    """Keras' LayerNormalization is another program for one row, which looks at no others: nothing is said of them."""
+
+    def make():
+        model = keras.Sequential([keras.Input(shape[1:]), layers.LayerNormalization(), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = np.arange(math.prod(shape), dtype="float32").reshape(shape), np.ones((*shape[:2], 2), "float32")
+    train = lambda model: model.fit(x, y, verbose=0)
+    with warnings.catch_warnings(action="ignore"):  # fewer rows than replicas
+        plain, ours = run(make, train), run(make, train, on(1, 4))
+    assert_close_logs(ours.logs, plain.logs)
+    assert "other rows" not in "".join(capsys.readouterr())

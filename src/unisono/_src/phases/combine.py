@@ -83,7 +83,7 @@ def from_words(words: Array, like: ShapedArray) -> Array:
 def put_part(part: Array, layout: Layout, rows: int, start: Array) -> Array:
     """Put a shard's part at its place among zeros for all rows."""
     axis, shape = layout.axis, part.shape
-    blocks = part.reshape(*shape[:axis], layout.outer, -1, layout.inner, *shape[axis + 1 :])
+    blocks = part.reshape(*shape[:axis], layout.outer, shape[axis] // layout.per_row, layout.inner, *shape[axis + 1 :])
     whole = jnp.zeros((*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :]), part.dtype)
     placed = lax.dynamic_update_slice_in_dim(whole, blocks, start, axis + 1)
     return placed.reshape(*shape[:axis], layout.per_row * rows, *shape[axis + 1 :])

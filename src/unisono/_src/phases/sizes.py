@@ -109,6 +109,8 @@ class Sizer:
         return type(shard)(np.array(numbers, own.dtype).reshape(own.shape))
 
     def resize_shape(self, whole: Shape, shard: Shape) -> Shape:
+        if len(whole) != len(shard):  # code that sees one row may take its axis away
+            raise ProgramsDifferError(f"An array has shape {whole} for {self.rows} rows and {shard} for {self.other}.")
         return tuple(self.resize_count(one, other) for one, other in zip(whole, shard, strict=True))
 
     def resize_count(self, whole: int, shard: int) -> int:

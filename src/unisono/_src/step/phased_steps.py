@@ -177,7 +177,8 @@ class PhasedSteps:
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
         phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
-        self._function.note_gathered(phased.list_gathered())
+        if len(sizes) > 1:  # the rows of one shard alone are all rows
+            self._function.note_gathered(phased.list_gathered())
         return phased
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
