@@ -47,8 +47,7 @@ ANEW = {
 def test_what_is_made_anew_for_every_step_is_named(loop, what):
     step, said = ANEW[what]
     with pytest.warns(UserWarning, match=said):
-        for number in range(3):
-            step(loop, number)
+        [step(loop, number) for number in range(3)]
 
 
 def test_a_number_of_pythons_that_changes_is_named():
