@@ -111,6 +111,32 @@ def fitting(*args: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda model: model.fit(*args, **{"verbose": 0, "shuffle": False} | options)
 
 
+def crossentropy(**options: Any) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def net(
+    *stack: Any,
+    loss: Any = "mse",
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1),
+    kind: type[keras.Sequential] = keras.Sequential,
+    **options: Any,
+) -> Callable[[], keras.Model]:
+    """Return a function that makes layers anew, one after another, and compiles them: of functions, and of sizes of dense ones."""
+
+    def make() -> keras.Model:
+        model = kind([layers.Dense(layer) if isinstance(layer, int) else layer() for layer in stack])
+        model.compile(optimizer(), loss() if isinstance(loss, type) else loss, **options)
+        return model
+
+    return make
+
+
+def tanh(size: int, **options: Any) -> Callable[[], Any]:
+    """A dense layer, for `net`."""
+    return lambda: layers.Dense(size, "tanh", **options)
+
+
 def dense_with_momentum() -> keras.Model:
     """Return two dense layers, compiled with SGD and momentum."""
     model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])

@@ -184,34 +184,6 @@ def test_a_distribution_of_keras_is_refused():
         keras.distribution.set_distribution(None)
 
 
-def test_data_without_end_or_without_rows_is_refused():
-    class Endless(keras.utils.PyDataset):
-        def __getitem__(self, index):
-            return X, Y
-
-        num_batches = None
-
-    with pytest.raises(ValueError, match="The dataset has no end.*steps_per_epoch="):
-        made().fit(Endless(), shuffle=False, verbose=0)
-    made().fit(Endless(), steps_per_epoch=2, shuffle=False, verbose=0)
-    with pytest.raises(ValueError, match="The dataset is empty"):
-        made().fit(X[:0], Y[:0], verbose=0)
-
-
-@pytest.mark.filterwarnings("ignore:The loss is nan")  # which comes where the losses of a fit have arrived before its end
-def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
-    x = X.copy()
-    x[5, 1] = np.nan
-    seen = []
-    for devices in (1, 2):
-        keras.utils.set_random_seed(0)
-        model = made(replicas=4, devices=devices)
-        history = model.fit(x, Y, batch_size=4, verbose=0, shuffle=False)
-        seen.append((un.fingerprint(model), np.isnan(history.history["loss"][0])))
-    assert seen[0] == seen[1]
-    assert seen[0][1]
-
-
 class Centred(keras.layers.Layer):
     """Takes the mean over devices away, as a layer for jax.pmap does."""
 

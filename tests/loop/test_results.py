@@ -15,7 +15,7 @@ from loops import Loop, data
 from sizes import cases, mostly_slow, slow
 from trainings import on
 
-X, Y = data("dense", 43)
+X, _ = data("dense", 43)
 
 
 @pytest.fixture(params=[(2, 4), *slow(((3, 4),), ((1, 1),), ((1, 4),))], ids=["R=4 on 2", "R=4 on 3", "R=1", "R=4 on 1"])
