@@ -5,7 +5,7 @@ import pytest
 
 import unisono as un
 from sources import Batches, Endless, generated
-from trainings import assert_same_bits, dense_with_momentum, fitting, labels, on, rows, run
+from trainings import assert_same_bits, dense_with_momentum, fitting, labels, net, on, rows, run
 from unisono._src.processes import agreement
 
 X, Y = rows(43, 5), labels(43, 3)
@@ -61,6 +61,12 @@ def test_empty_data_is_refused(data, call):
     """No batch at all is an error, not an epoch without a loss."""
     with pytest.raises(ValueError, match="The dataset is empty"):
         getattr(untrained(on(3)), call)(*data, verbose=0)
+
+
+def test_labels_that_do_not_fit_the_outputs_are_explained():
+    """The first line of the error is ours: which model, which shapes."""
+    with pytest.raises(ValueError, match=r"A step of the model 'sequential\w*' could not run on the first batch[\s\S]*\(10, 2\)"):
+        run(net(3), fitting(X, rows(43, 2), batch_size=10), on(3))
 
 
 def test_arrays_of_different_lengths_are_refused():
