@@ -11,13 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
-from kernel_calls import called_kernels, normal
+from rewritten import NEEDS_KERNELS, called_kernels, normal
 from sizes import cases, slow
-from unisono._src.native.library import load_kernels
 from unisono._src.native.normalizations import normalize_rows
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 EPSILON = 1e-3
 

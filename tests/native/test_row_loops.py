@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 import re
@@ -15,16 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+import rewritten
+from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, mostly_slow, slow
 from unisono._src.native import row_loops
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
+pytestmark = NEEDS_KERNELS
 
 
 def count_calls(function, *args):
@@ -33,12 +31,7 @@ def count_calls(function, *args):
     return program.count("unisono_run_row_loop"), program.count("= scan[")
 
 
-def assert_close(plain, other, tolerance=2e-6):
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * max(np.abs(a).max(initial=0), 1e-30))
-
+assert_close = functools.partial(rewritten.assert_close, tolerance=2e-6)
 
 LAYERS = {
     "lstm": lambda: keras.layers.LSTM(5),

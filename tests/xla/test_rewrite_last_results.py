@@ -12,15 +12,12 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from rewritten import normal
 from sizes import mostly_slow
 from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
 
 STEPS = 5
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 def shorten(function, *args):
