@@ -74,25 +74,6 @@ def test_kinds_of_one_architecture_have_one_fingerprint():
     assert len(prints) == 1
 
 
-@pytest.mark.parametrize("kind", slow(*KINDS))
-def test_saved_models_open_without_a_strategy_and_in_one(kind, tmp_path):
-    """.keras and weights files: the bits of model and optimizer, and then the next epoch, to the bit."""
-    model = run(kind, FIT, on(3)).model
-    model.save(tmp_path / "model.keras")
-    model.save_weights(tmp_path / "model.weights.h5")
-    plain = keras.saving.load_model(tmp_path / "model.keras")
-    assert un.fingerprint(plain) == un.fingerprint(model)
-    np.testing.assert_allclose(plain.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
-    with on(1).scope():
-        ours = keras.saving.load_model(tmp_path / "model.keras")
-    assert un.fingerprint(ours) == un.fingerprint(model)
-    fresh = run(kind, lambda m: m.predict(X[:3], verbose=0), on(3)).model
-    fresh.optimizer.build(fresh.trainable_variables)
-    fresh.load_weights(tmp_path / "model.weights.h5")
-    assert un.fingerprint(fresh) == un.fingerprint(model)
-    for going_on in (model, ours):
-        FIT(going_on)
-    assert un.fingerprint(ours) == un.fingerprint(model)
 
 
 @pytest.mark.processes

@@ -65,14 +65,6 @@ def test_the_moving_variance_is_the_mean_of_the_replicas(parts):
     np.testing.assert_allclose(layer.moving_mean.value, 0.2 * X[:count].mean(axis=0), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_predictions_of_batch_normalization_are_normal():
-    """After some epochs the outputs at predict have mean 0 and standard deviation 1."""
-    x = rows(1000, 4) * 5 + 10
-    make = net(normalization(0.8), optimizer=lambda: keras.optimizers.SGD(0.0001))
-    outputs = run(make, fitting(x, x, batch_size=128, epochs=4), on(3, 4)).model.predict(x, verbose=0)
-    np.testing.assert_allclose(outputs.mean(axis=0), 0, atol=0.1)
-    np.testing.assert_allclose(outputs.std(axis=0), 1, atol=0.1)
 
 
 @pytest.mark.slow
@@ -89,11 +81,6 @@ def test_a_frozen_batch_normalization_is_plain_keras():
 # Random numbers.
 
 
-@pytest.mark.slow
-def test_one_replica_draws_what_keras_draws():
-    """With R = 1, dropout and noise in two layers: the weights of plain Keras."""
-    make = classifier(7, dropout(0.4), lambda: layers.GaussianNoise(0.1), dropout(0.3))
-    assert_equals_keras(make, FIT, replicas=(1,), tolerance=1e-5)
 
 
 class Kept(layers.Layer):

@@ -284,7 +284,8 @@ def test_random_attentions(batch, heads, groups, queries, keys, depth, width, or
 @pytest.mark.parametrize("value", [np.nan, *slow(np.inf)])
 def test_what_is_not_finite_reaches_what_it_reaches_in_xla(where, value):
     q, k, v = normal((2, 20, 2, 8)), normal((2, 40, 2, 8), 1), normal((2, 40, 2, 8), 2)
-    changed = {"queries": q, "keys": k, "values": v, "hidden keys": k}[where].at[1, 7, 1, 3].set(value)
+    changed = {"queries": q, "keys": k, "values": v, "hidden keys": k}[where].copy()
+    changed[1, 7, 1, 3] = value
     q, k, v = (
         changed if name == where.split()[-1] else x for name, x in zip(("queries", "keys", "values"), (q, k, v), strict=True)
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from rewritten import assert_close, normal
+from rewritten import assert_close, build_layer, normal
 from sizes import cases, mostly_slow
 from unisono._src.xla.rewrite import loops
 from unisono._src.xla.rewrite.equations import Rewriter
@@ -61,10 +61,9 @@ def test_recurrent_layers(name, masked):
     """Of each gate's products, only that of the state stays in the loop, and its counterpart in the loop of the gradient; no sum stays."""
     make, left = LAYERS[name]
     layer = make()
-    layer.build((None, 6, 3))
+    weights, _ = build_layer(layer, 6, 3)
     x = normal((4, 6, 3))
     mask = jnp.arange(6) < jnp.asarray([[6], [2], [4], [1]]) if masked else None
-    weights = [variable.value for variable in layer.trainable_variables]
 
     def loss(weights, x):
         y, _ = layer.stateless_call(weights, [v.value for v in layer.non_trainable_variables], x, mask=mask, training=True)
