@@ -11,6 +11,7 @@ import numpy as np
 from keras import layers
 
 import unisono as un
+from trainings import crossentropy
 
 CLASSES = 5
 
@@ -56,10 +57,6 @@ def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
         return rng.standard_normal((rows, 6)).astype("float32"), y
     lengths = rng.integers(1, 11, rows)
     return (rng.integers(1, 30, (rows, 10)) * (np.arange(10) < lengths[:, None])).astype("int32"), y
-
-
-def crossentropy(reduction: str | None = "sum_over_batch_size") -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 @contextlib.contextmanager

@@ -111,8 +111,8 @@ def fitting(*args: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda model: model.fit(*args, **{"verbose": 0, "shuffle": False} | options)
 
 
-def crossentropy(**options: Any) -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+def crossentropy(reduction: str | None = "sum_over_batch_size") -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 def net(
@@ -139,7 +139,5 @@ def tanh(size: int, **options: Any) -> Callable[[], Any]:
 
 def dense_with_momentum() -> keras.Model:
     """Return two dense layers, compiled with SGD and momentum."""
-    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    return model
+    momentum = lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+    return net(tanh(7), 3, loss=crossentropy(), optimizer=momentum, metrics=["accuracy"])()

@@ -74,8 +74,6 @@ def test_kinds_of_one_architecture_have_one_fingerprint():
     assert len(prints) == 1
 
 
-
-
 @pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_saved_opens_where_unisono_is_not(tmp_path):

@@ -50,8 +50,6 @@ def test_training_on_batches_equals_keras_and_fit(options):
     assert un.fingerprint(weights(fitted)) == un.fingerprint(weights(ours[0][0]))
 
 
-
-
 def test_testing_on_a_batch():
     """Loss and metrics of the rows, each counted once, as a list and as a dict."""
     plain, ours = (run(make, lambda model: model.build((None, 5)), strategy).model for strategy in (None, on(3)))

@@ -65,8 +65,6 @@ def test_the_moving_variance_is_the_mean_of_the_replicas(parts):
     np.testing.assert_allclose(layer.moving_mean.value, 0.2 * X[:count].mean(axis=0), rtol=1e-5)
 
 
-
-
 @pytest.mark.slow
 def test_a_frozen_batch_normalization_is_plain_keras():
     """It keeps its statistics and looks at no batch: the layers around it train as on whole batches."""
@@ -79,8 +77,6 @@ def test_a_frozen_batch_normalization_is_plain_keras():
 
 
 # Random numbers.
-
-
 
 
 class Kept(layers.Layer):
