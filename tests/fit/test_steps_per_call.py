@@ -44,9 +44,10 @@ def unhurried(monkeypatch):
 
 @pytest.mark.slow
 def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
-    orders = []
-    at_once = Step._run_together
-    monkeypatch.setattr(Step, "_run_together", lambda self, group, run: orders.append(len(group)) or at_once(self, group, run))
+    orders, at_once = [], Step._run_together
+    monkeypatch.setattr(
+        Step, "_run_together", lambda self, group, *more: orders.append(len(group)) or at_once(self, group, *more)
+    )
     run(lambda: make(8), lambda model: model.fit(X[:48], Y[:48], batch_size=6, verbose=0), on(1, 2))
     assert orders == [8]
 
