@@ -11,6 +11,7 @@ import numpy as np
 from keras import layers
 
 import unisono as un
+from trainings import crossentropy
 
 CLASSES = 5
 
@@ -56,10 +57,6 @@ def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
         return rng.standard_normal((rows, 6)).astype("float32"), y
     lengths = rng.integers(1, 11, rows)
     return (rng.integers(1, 30, (rows, 10)) * (np.arange(10) < lengths[:, None])).astype("int32"), y
-
-
-def crossentropy(reduction: str | None = "sum_over_batch_size") -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 @contextlib.contextmanager
@@ -114,6 +111,22 @@ class Loop:
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         self.accuracy.update_state(y, predictions)
         return value
+
+    def first(self, rows: int = 24, batch_size: int = 12) -> Any:
+        """The first batch of the rows of `dense`."""
+        return next(iter(self.strategy.distribute_dataset(data("dense", rows), batch_size=batch_size)))
+
+    def run(self, code: Callable[..., Any], *more: Any) -> Any:
+        """Run replica code on the first batch."""
+        return self.strategy.run(code, args=(self.first(), *more))
+
+    def differentiate(self, batch: Any, form: Callable[[Any], Any] = lambda losses: losses) -> Any:
+        """The value and the gradients of what `form` makes of the losses of a replica's rows."""
+        x, y = batch
+        return un.value_and_grad(lambda: form(self.loss(y, self.model(x))), self.model.trainable_variables)
+
+    def apply(self, gradients: Any) -> Any:
+        return self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
 
     def one(self, batch: Any) -> Any:
         return self.strategy.reduce("SUM", self.strategy.run(self.step, args=(batch,)), axis=None)

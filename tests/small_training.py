@@ -9,16 +9,13 @@ import numpy as np
 from keras import layers
 
 import unisono as un
+from trainings import crossentropy
 
 REPLICAS = 6
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((16, 6)).astype("float32"), RNG.integers(0, 3, 16).astype("int32")
 WEIGHTS = 53
 """Numbers of the weights, whose gradients are the first of a contribution."""
-
-
-def crossentropy(reduction: str | None = "sum_over_batch_size") -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
 
 class Training:

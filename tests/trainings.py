@@ -111,9 +111,33 @@ def fitting(*args: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda model: model.fit(*args, **{"verbose": 0, "shuffle": False} | options)
 
 
+def crossentropy(reduction: str | None = "sum_over_batch_size") -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+
+
+def net(
+    *stack: Any,
+    loss: Any = "mse",
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1),
+    kind: type[keras.Sequential] = keras.Sequential,
+    **options: Any,
+) -> Callable[[], keras.Model]:
+    """Return a function that makes layers anew, one after another, and compiles them: of functions, and of sizes of dense ones."""
+
+    def make() -> keras.Model:
+        model = kind([layers.Dense(layer) if isinstance(layer, int) else layer() for layer in stack])
+        model.compile(optimizer(), loss() if isinstance(loss, type) else loss, **options)
+        return model
+
+    return make
+
+
+def tanh(size: int, **options: Any) -> Callable[[], Any]:
+    """A dense layer, for `net`."""
+    return lambda: layers.Dense(size, "tanh", **options)
+
+
 def dense_with_momentum() -> keras.Model:
     """Return two dense layers, compiled with SGD and momentum."""
-    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    return model
+    momentum = lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+    return net(tanh(7), 3, loss=crossentropy(), optimizer=momentum, metrics=["accuracy"])()

@@ -9,15 +9,15 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from trainings import assert_equals_keras, fitting, rows
+from trainings import assert_equals_keras, fitting, on, rows
 from unisono._src.checks.jax_errors import StepError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 
 
-def made(*more, replicas=2, **compile_):
-    with un.OneDeviceStrategy(replicas=replicas).scope():
-        model = keras.Sequential([layers.Input((3,)), *more, layers.Dense(2)])
+def made(*more, replicas=2, devices=1, kind=keras.Sequential, **compile_):
+    with on(devices, replicas).scope():
+        model = kind([layers.Input((3,)), *more, layers.Dense(2)])
     model.compile(**({"optimizer": "sgd", "loss": "mse"} | compile_))
     return model
 
@@ -38,33 +38,37 @@ def test_stateful_layers_are_refused_for_more_than_one_replica():
 
 @pytest.mark.parametrize("method", ["train_step", "test_step"])
 def test_a_step_that_returns_no_state_is_refused(method):
-    own = type("Own", (keras.Sequential,), {method: lambda self, state, data: {"loss": 0.0}})
-    with un.OneDeviceStrategy(replicas=2).scope():
-        model = own([layers.Input((3,)), layers.Dense(2)])
-    model.compile("sgd", "mse")
+    model = made(kind=type("Own", (keras.Sequential,), {method: lambda self, state, data: {"loss": 0.0}}))
     with pytest.raises(ValueError, match=f"(?s){method} must return logs and state.*returned dict.*return logs, \\(trainable"):
         model.fit(X, Y, verbose=0, validation_data=(X, Y))
 
 
 SHORTER = {
-    "train_step": (lambda tv, ntv, ov, mv: ({"loss": 0.0}, (tv, ntv, ov, [])), "groups of 2, 0, 2, 0 arrays as its state, in place of 2, 0, 2, 2"),
-    "test_step": (lambda tv, ntv, mv: ({"loss": 0.0}, (tv, ntv, None)), "groups of 2, 0, no arrays as its state, in place of 2, 0, 2"),
-    "predict_step": (lambda tv, ntv: (0.0, (tv, ntv)), "a state of 2 arrays in place of 0"),
-}  # fmt: skip
+    "train_step": (
+        lambda tv, ntv, ov, mv: ({"loss": 0.0}, (tv, ntv, ov, [])),
+        lambda model: model.fit(X, Y, verbose=0),
+        "groups of 2, 0, 2, 0 arrays as its state, in place of 2, 0, 2, 2",
+    ),
+    "test_step": (
+        lambda tv, ntv, mv: ({"loss": 0.0}, (tv, ntv, None)),
+        lambda model: model.evaluate(X, Y, verbose=0),
+        "groups of 2, 0, no arrays as its state, in place of 2, 0, 2",
+    ),
+    "predict_step": (
+        lambda tv, ntv: (0.0, (tv, ntv)),
+        lambda model: model.predict(X, verbose=0),
+        "a state of 2 arrays in place of 0",
+    ),
+}
 
 
 @pytest.mark.parametrize("method", SHORTER)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_that_returns_another_state_is_refused(method, replicas):
-    finish, said = SHORTER[method]
+    finish, call, said = SHORTER[method]
     own = type("Own", (keras.Sequential,), {method: lambda self, state, data: finish(*state)})
-    with un.OneDeviceStrategy(replicas=replicas).scope():
-        model = own([layers.Input((3,)), layers.Dense(2)])
-    model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=f"{method} must return .* state, .* and returned {said}. End it with: return"):
-        getattr(model, {"train_step": "fit", "test_step": "evaluate", "predict_step": "predict"}[method])(
-            X, *[Y] * (method != "predict_step"), verbose=0
-        )
+        call(made(replicas=replicas, kind=own))
 
 
 def test_a_wrong_feature_shape_is_refused_before_any_step():
@@ -98,36 +102,22 @@ def test_a_loss_without_a_reduction_is_refused():
 
 
 class Drift(layers.Layer):
-    """Assigns its weight, to what a function makes of it and of the rows."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-        self.random = keras.random.SeedGenerator(0)
+    """Assigns its weight, to what it makes of it."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
 
     def call(self, x, training=False):
         if training:
-            self.scale.assign(self.scale * self.factor(self, x))
+            self.scale.assign(self.scale * (0.5 + ops.cast(self.scale > 2, "float32")))
         return x * self.scale
-
-
-DEPENDING = {
-    "rows": lambda layer, x: ops.mean(x),
-    "the number of rows": lambda layer, x: 1 / x.shape[0],
-    "a mask of the rows": lambda layer, x: ops.cond(ops.any(x > 0), lambda: 0.9, lambda: 0.8),
-    "random numbers": lambda layer, x: keras.random.uniform((), seed=layer.random),
-}
 
 
 def test_trainable_state_that_the_forward_pass_assigns_by_the_weights_is_that_of_keras():
     """It is used in the step, and not kept."""
 
     def make():
-        factor = lambda layer, x: 0.5 + ops.cast(layer.scale > 2, "float32")
-        model = keras.Sequential([layers.Input((3,)), Drift(factor), layers.Dense(2)])
+        model = keras.Sequential([layers.Input((3,)), Drift(), layers.Dense(2)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
@@ -166,23 +156,20 @@ def test_layers_that_change_places_among_the_trainable_ones_are_seen():
 
 
 def test_double_precision_is_refused():
-    with un.OneDeviceStrategy(replicas=2).scope():
-        model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
-    model.compile("sgd", "mse")
+    model = made()
     model.layers[0].kernel._dtype = "float64"
     with pytest.raises(ValueError, match=r"dtype float64 \('.*kernel' among them\)"):
         model.fit(X, Y, verbose=0)
 
 
-def test_a_callback_to_python_is_compiled_for_each_device_and_says_so():
-    class Shows(layers.Layer):
-        def call(self, x):
-            jax.debug.print("a replica")
-            return x
+class Shows(layers.Layer):
+    def call(self, x):
+        jax.debug.print("a replica")
+        return x
 
-    with un.MirroredStrategy(devices=2, replicas=2).scope():
-        model = keras.Sequential([layers.Input((3,)), Shows(), layers.Dense(2)])
-    model.compile("sgd", "mse")
+
+def test_a_callback_to_python_is_compiled_for_each_device_and_says_so():
+    model = made(Shows(), devices=2)
     with pytest.warns(UserWarning, match=r"compiled again for it.*OneDeviceStrategy\(replicas=R\)"):
         model.fit(X, Y, batch_size=8, verbose=0)
 
@@ -197,36 +184,6 @@ def test_a_distribution_of_keras_is_refused():
         keras.distribution.set_distribution(None)
 
 
-def test_data_without_end_or_without_rows_is_refused():
-    class Endless(keras.utils.PyDataset):
-        def __getitem__(self, index):
-            return X, Y
-
-        num_batches = None
-
-    with pytest.raises(ValueError, match="The dataset has no end.*steps_per_epoch="):
-        made().fit(Endless(), shuffle=False, verbose=0)
-    made().fit(Endless(), steps_per_epoch=2, shuffle=False, verbose=0)
-    with pytest.raises(ValueError, match="The dataset is empty"):
-        made().fit(X[:0], Y[:0], verbose=0)
-
-
-@pytest.mark.filterwarnings("ignore:The loss is nan")  # which comes where the losses of a fit have arrived before its end
-def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
-    x = X.copy()
-    x[5, 1] = np.nan
-    seen = []
-    for devices in (1, 2):
-        keras.utils.set_random_seed(0)
-        with un.MirroredStrategy(devices=devices, replicas=4).scope():
-            model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
-        model.compile("sgd", "mse")
-        history = model.fit(x, Y, batch_size=4, verbose=0, shuffle=False)
-        seen.append((un.fingerprint(model), np.isnan(history.history["loss"][0])))
-    assert seen[0] == seen[1]
-    assert seen[0][1]
-
-
 class Centred(keras.layers.Layer):
     """Takes the mean over devices away, as a layer for jax.pmap does."""
 
@@ -238,9 +195,7 @@ class Centred(keras.layers.Layer):
 
 
 def test_a_collective_in_a_layer_is_refused():
-    with un.MirroredStrategy(devices=2).scope():
-        model = keras.Sequential([keras.Input((3,)), Centred(name="centred"), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model = made(Centred(name="centred"), devices=2)
     said = r"layer 'centred' of the model 'sequential\w*' uses a collective over an axis, .* leave the collective out. .* write replicas=1"
     with pytest.raises(ValueError, match=said):
-        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+        model.fit(X, Y, verbose=0)

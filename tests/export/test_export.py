@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import shutil
 from pathlib import Path
 
 import jax
@@ -22,11 +20,9 @@ import sizes
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
-from unisono._src.checkpoint.files import DamagedError, load_checkpoint
-from unisono._src.export import export, load_exported, structure, write_place
-from unisono._src.export.forward_program import ExportError
+from unisono._src.checkpoint.files import load_checkpoint
+from unisono._src.export import export, load_exported, structure
 from unisono._src.export.loaded_model import LoadedModel
-from unisono._src.keras_private import export_inputs as seam
 from unisono._src.replica import random_keys
 
 X, IMAGES, TOKENS, Y = rows(12, 6), rows(12, 6, 6, 1), labels(12, 20, 5), labels(12, 3)
@@ -192,14 +188,6 @@ def test_layers_of_keras_predict_what_they_did(tmp_path, group):
     np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_masks_of_outputs_take_part_in_the_loss(cases):
-    """Without them, the loss of the test above would be another."""
-    case = cases("LSTM")
-    mask = case.load()(case.x)._keras_mask
-    assert np.array_equal(mask, case.x != 0)
-
-
 def test_variables_are_what_they_were(cases):
     case = cases("convolution")
     theirs, ours = keras.models.clone_model(case.model), case.load()
@@ -240,20 +228,13 @@ def test_the_files_hold_no_placement_and_no_paths(cases):
 # Training.
 
 
-@pytest.mark.slow
-def test_training_has_the_same_bits_on_every_placement(cases):
-    """Dropout and statistics; of `make test-all` shards of two rows and of one, in that of `make test` of one."""
-    case = cases("convolution")
+@pytest.mark.parametrize("name", slow("convolution", "dicts", "LSTM", "mixed_float16"))
+def test_training_has_the_same_bits_on_every_placement(cases, name):
+    """Dropout and statistics; shards of two rows and of one."""
+    case = cases(name)
     one, three = (case.trained(on(devices, 4), batch_size=sizes.cases(4, 7)) for devices in (1, 3))
     assert un.fingerprint(one) == un.fingerprint(three)
     assert un.fingerprint(one) != un.fingerprint(case.load())
-
-
-@pytest.mark.parametrize("name", slow("dicts", "LSTM", "mixed_float16"))
-def test_training_of_other_models_has_the_same_bits_too(cases, name):
-    case = cases(name)
-    one, two = (case.trained(on(devices, 2)) for devices in (1, 2))
-    assert un.fingerprint(one) == un.fingerprint(two)
 
 
 @pytest.mark.slow
@@ -336,13 +317,6 @@ def test_a_constraint_of_ones_own_is_left_out_with_a_warning(tmp_path):
 # What callers give.
 
 
-@pytest.mark.slow
-def test_lengths_that_are_left_open(cases):
-    case = cases("LSTM")
-    tokens = labels(3, 20, 9)
-    np.testing.assert_allclose(case.load()(tokens), case.model(tokens), rtol=1e-5)
-
-
 def test_lengths_that_are_the_same_in_all_inputs(tmp_path):
     """A sum of two sequences: an export with two lengths of their own would not fit together."""
     a, b = keras.Input((None, 2), name="a"), keras.Input((None, 2), name="b")
@@ -420,235 +394,6 @@ def test_a_part_of_a_model_that_fit_trains_is_refused(tmp_path):
         ValueError, match=r"has no values of 2 variables \('sequential.*/kernel' among them\) now: it is part of a model"
     ):
         model.fit(X, rows(12, 3), verbose=0, callbacks=[callback])
-
-
-# Files.
-
-
-def test_a_damaged_export_is_found_and_named(tmp_path):
-    path = Path(export(small(), tmp_path / "m"))
-    files = sorted((f for f in path.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
-    for file in (files[-1], path / "stablehlo_1" / "record.json"):
-        good = file.read_bytes()
-        middle = len(good) // 2
-        file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        with pytest.raises(DamagedError, match=rf"The export {path} is damaged: .*Export the model again, or take another copy"):
-            load_exported(path)
-        file.write_bytes(good)
-    load_exported(path)
-
-
-def test_an_export_can_be_moved(tmp_path):
-    path = export(small(), tmp_path / "m")
-    expected = np.asarray(load_exported(path)(X))
-    shutil.move(path, tmp_path / "elsewhere")
-    assert equal(load_exported(tmp_path / "elsewhere")(X), expected)
-
-
-def test_what_is_there_is_replaced_only_if_one_says_so(tmp_path):
-    path = export(small(), tmp_path / "m")
-    with pytest.raises(FileExistsError, match=r"m exists\. Write overwrite=True to replace the export there, or another path"):
-        export(small(), path)
-    other = small()
-    export(other, path, overwrite=True)
-    assert equal(load_exported(path).trainable_variables, other.trainable_variables)
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(FileExistsError, match=r"mine exists and is no export: overwrite=True replaces exports alone"):
-        export(other, tmp_path / "mine", overwrite=True)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["m", "mine"]
-
-
-def test_a_failed_export_leaves_what_was_there(tmp_path):
-    path = export(small(), tmp_path / "m")
-    model = keras.Sequential([keras.Input((6,)), Counting()])
-    with pytest.raises(ExportError):
-        export(model, path, overwrite=True)
-    load_exported(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
-
-
-def test_what_came_there_meanwhile_is_not_replaced(tmp_path):
-    def write(to):
-        to.mkdir()
-        (tmp_path / "m").write_text("mine")
-
-    with pytest.raises(FileExistsError, match="m exists"):
-        write_place.write_atomically(tmp_path / "m", False, write)
-    assert (tmp_path / "m").read_text() == "mine"
-
-
-def test_what_is_no_export_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"There is no export at .*/nothing\."):
-        load_exported(tmp_path / "nothing")
-    for name in ("m.keras", "m.onnx", "m.txt"):
-        (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=r"m\.keras is no export: .* Write keras\.models\.load_model\('.*m\.keras'\)\."):
-        load_exported(tmp_path / "m.keras")
-    with pytest.raises(
-        ValueError, match=r"m\.onnx is an ONNX file, which JAX does not run\. Run it by onnxruntime\.InferenceSession"
-    ):
-        load_exported(tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match=r"m\.txt is no export: .* Write what un\.export was given\."):
-        load_exported(tmp_path / "m.txt")
-
-
-# What is refused.
-
-
-class Counting(layers.Layer):
-    """A Python `if` on the number of rows."""
-
-    def call(self, x):
-        return x if x.shape[0] > 5 else 2 * x
-
-    def compute_output_shape(self, shape):  # without it, Keras does not build it either
-        return shape
-
-
-class Recovering(layers.Layer):
-    """Goes on without a layer that fails."""
-
-    def __init__(self):
-        super().__init__(name="recovering")
-        self.first, self.second = Counting(name="first"), Counting(name="second")
-
-    def build(self, shape):
-        self.first.build(shape)
-        self.second.build(shape)
-
-    def call(self, x):
-        with contextlib.suppress(Exception):
-            return self.first(x)
-        return self.second(x)
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-class Even(layers.Layer):
-    """One that JAX answers with no."""
-
-    def call(self, x):
-        return x if x.shape[0] % 2 == 0 else 2 * x
-
-
-class Single(layers.Layer):
-    def call(self, x):
-        return x[0] if x.shape[0] == 1 else x
-
-
-class Printing(layers.Layer):
-    def call(self, x):
-        jax.debug.print("{}", x)
-        return x
-
-
-class Untracked(layers.Layer):
-    def call(self, x):
-        return x * OUTSIDE[0]
-
-
-class Tuples(layers.Layer):
-    def call(self, x):
-        return {1: x}
-
-
-OUTSIDE = []
-
-
-@pytest.mark.parametrize(
-    ("layer", "error", "text"),
-    [
-        (lambda: Counting(name="counting"), ExportError,
-         r"The layer 'counting' \(Counting\) keeps the model '\w+' from being exported: its call\(\) fails in inference where the number of rows "
-         r"is left open\. Write it with keras\.ops and .*, or leave the layer out of what is exported\. It says: Symbolic dimension comparison"),
-        (Recovering, ExportError, r"The layer 'second' \(Counting\) keeps the model"),
-        (Even, ExportError, r"does one thing for 101 rows and another for 106, or for 1: a Python if on the number of rows, of which a file would"),
-        (Single, ExportError, r"does one thing for 101 rows and another for 106, or for 1"),
-        (Printing, ExportError, r"cannot be exported to StableHLO for cpu, cuda, tpu: .* What runs in Python \(callbacks, jax\.debug\.print\)"),
-        (Untracked, ExportError, r"reads 'outside', a variable that the model does not track: in the file it would be a constant"),
-        (Tuples, TypeError, r"An export keeps dicts with texts as keys, and received the key 1 of type int"),
-    ],
-)  # fmt: skip
-def test_models_that_no_file_can_hold(tmp_path, layer, error, text):
-    OUTSIDE[:] = [keras.Variable(2.0, name="outside")]
-    model = keras.Sequential([layer()])
-    model(X)
-    with pytest.raises(error, match=text):
-        export(model, tmp_path / "m", inputs=X)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_length_that_cannot_be_left_open_is_fixed_by_an_example(tmp_path):
-    class Pairs(layers.Layer):
-        def call(self, x):
-            return x[:, ::2] if x.shape[1] > 3 else x
-
-        def compute_output_shape(self, shape):
-            return shape
-
-    inputs = keras.Input((None,))
-    model = keras.Model(inputs, Pairs()(inputs))
-    with pytest.raises(
-        ExportError, match=r"If it is another length that is left open, write un\.export\(model, path, inputs=x\[:1\]\)"
-    ):
-        export(model, tmp_path / "m")
-    assert np.array_equal(load_exported(export(model, tmp_path / "m", inputs=X[:1]))(X), X[:, ::2])
-
-
-def test_what_cannot_be_exported_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"format='h5'\. Write one of 'stablehlo', 'saved_model', 'onnx'"):
-        export(small(), tmp_path / "m", format="h5")
-    with pytest.raises(ValueError, match=r"for an ONNX file\. Write '.*m\.onnx'"):
-        export(small(), tmp_path / "m", format="onnx")
-    with pytest.raises(
-        TypeError, match=r"of type Dense\. It exports a keras\.Model; write keras\.Sequential\(\[layer\]\) for a layer"
-    ):
-        export(layers.Dense(1), tmp_path / "m")
-    with pytest.raises(
-        ValueError, match=r"is not built, so that it has no weights yet\. Call it on one batch, or make it with keras\.Input"
-    ):
-        export(keras.Sequential([layers.Dense(1)]), tmp_path / "m")
-    with pytest.raises(
-        ValueError, match=r"is a subclassed one \(Subclassed\), .* Write un\.export\(model, path, inputs=x\[:1\]\)"
-    ):
-        export(subclassed(), tmp_path / "m")
-    with pytest.raises(TypeError, match=r"inputs= received 3 of type int\. Give arrays whose first axis counts rows"):
-        export(subclassed(), tmp_path / "m", inputs=3)
-    with pytest.raises(
-        TypeError, match=r"takes texts \(<U1\), which JAX knows no arrays of\. Move the layers that read texts into the data"
-    ):
-        export(subclassed(), tmp_path / "m", inputs=np.array([["a"]]))
-    assert not list(tmp_path.iterdir())
-
-
-def test_layers_choose_no_kernels_of_this_machine(monkeypatch):
-    monkeypatch.setattr(seam.rnn, "_is_gpu_available", lambda: True)
-    with seam.avoid_platform_kernels():
-        assert (seam.rnn._is_gpu_available(), keras.config.is_flash_attention_enabled()) == (False, False)
-    assert (seam.rnn._is_gpu_available(), keras.config.is_flash_attention_enabled()) == (True, None)
-
-
-@pytest.mark.parametrize(
-    ("format", "path", "text"),
-    [
-        ("saved_model", "m", r"A SavedModel needs tensorflow, which is not installed\. Write: pip install \"unisono\[tf\]\""),
-        ("tf_saved_model", "m", r"A SavedModel needs tensorflow"),
-        ("onnx", "m.onnx", r'format="onnx" needs jax2onnx, which is not installed\. Write: pip install "unisono\[onnx\]"'),
-    ],
-)
-def test_what_is_missing_is_named_with_what_to_write(tmp_path, monkeypatch, format, path, text):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=text):
-        export(small(), tmp_path / path, format=format)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_saved_model_is_not_loaded_without_tensorflow(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (tmp_path / "saved_model.pb").write_text("")
-    with pytest.raises(ImportError, match=r"A SavedModel needs tensorflow, which is not installed"):
-        load_exported(tmp_path)
 
 
 def containers(inner):

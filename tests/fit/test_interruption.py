@@ -53,20 +53,6 @@ def whole_steps(data):
     return [start, *steps.seen]
 
 
-def test_a_generator_that_raises_leaves_the_steps_before_it(data, whole_steps):
-    def batches():
-        for i in range(4):
-            yield data[0][i * BATCH : (i + 1) * BATCH], data[1][i * BATCH : (i + 1) * BATCH]
-        raise OSError("the disk is gone")
-
-    made, steps = model(), Steps()
-    with pytest.raises(OSError, match="the disk is gone"):
-        made.fit(batches(), epochs=1, shuffle=False, verbose=0, callbacks=[steps])
-    assert len(steps.seen) == 4
-    assert un.fingerprint(made) == steps.seen[-1]
-    made.fit(*data, batch_size=BATCH, verbose=0)
-
-
 def test_a_generator_that_ends_early_ends_the_epoch(data):
     def batches():
         for i in range(4):

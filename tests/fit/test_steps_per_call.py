@@ -8,8 +8,8 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import cases, slow
-from trainings import on, rows, run
+from sizes import cases, mostly_slow, slow
+from trainings import assert_equals_keras, fitting, net, on, rows, run, tanh
 from unisono._src.fit import steps_per_call
 from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.step.step import Step
@@ -44,9 +44,10 @@ def unhurried(monkeypatch):
 
 @pytest.mark.slow
 def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
-    orders = []
-    at_once = Step._run_together
-    monkeypatch.setattr(Step, "_run_together", lambda self, group, run: orders.append(len(group)) or at_once(self, group, run))
+    orders, at_once = [], Step._run_together
+    monkeypatch.setattr(
+        Step, "_run_together", lambda self, group, *more: orders.append(len(group)) or at_once(self, group, *more)
+    )
     run(lambda: make(8), lambda model: model.fit(X[:48], Y[:48], batch_size=6, verbose=0), on(1, 2))
     assert orders == [8]
 
@@ -199,6 +200,19 @@ def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
         paced.note_call(paced.steps(), {})
         now[0] += seconds_a_step * steps[-1]
     assert steps == [1, 1, 1, 4, 16, 64, 121, 121, 12, 12, 1, 1, 4, 4, 6, 6]
+
+
+EXECUTIONS = {
+    "that divide nothing": (3, {"batch_size": 10, "epochs": 3, "validation_data": (X[:23], Y[:23]), "validation_batch_size": 4}),
+    "more than an epoch has": (50, {"batch_size": 10, "epochs": 3, "validation_data": (X[:23], Y[:23])}),
+    "and steps per epoch": (3, {"batch_size": 3, "epochs": 2, "steps_per_epoch": 4}),
+}
+
+
+@pytest.mark.parametrize("kind", mostly_slow(EXECUTIONS, "and steps per epoch"))
+def test_steps_per_execution_are_those_of_keras(kind):
+    steps, options = EXECUTIONS[kind]
+    assert_equals_keras(net(tanh(7), 3, metrics=["mae"], steps_per_execution=steps), fitting(X[:43], Y[:43], **options))
 
 
 def test_the_end_of_an_epoch_is_its_last_batch():

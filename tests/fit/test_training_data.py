@@ -164,25 +164,6 @@ def test_every_row_is_trained_on_once(count, batch, shuffle):
     assert steps == list(range(-(-count // batch)))
 
 
-@pytest.mark.slow
-def test_an_epoch_of_one_partial_batch():
-    """Ten rows in batches of twelve: every epoch is one step, and equals plain Keras."""
-    assert_equals_keras(dense_with_momentum, fitting(X[:10], Y[:10], batch_size=12, epochs=3))
-
-
-@pytest.mark.slow
-def test_steps_per_epoch_go_on_through_the_data():
-    """Epochs of two steps take the batches one after another, as plain Keras does."""
-    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, steps_per_epoch=2))
-
-
-@pytest.mark.slow
-def test_initial_epoch():
-    """Epochs 3 and 4 of four are two epochs."""
-    plain = assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4))
-    assert len(plain.logs["loss"]) == 2
-
-
 VALIDATIONS = {
     "arrays": {"validation_data": (X[:7], Y[:7])},
     "weighted arrays": {"validation_data": (X[:7], Y[:7], np.abs(X[:7, 0]))},
@@ -198,6 +179,19 @@ VALIDATIONS = {
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
     assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, **VALIDATIONS[how]), devices=(3,))
+
+
+EPOCHS = {
+    "of one partial batch": (fitting(X[:10], Y[:10], batch_size=12, epochs=3), 3),
+    "of two steps, which go on through the data": (fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, steps_per_epoch=2), 2),
+    "from the third on": (fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4), 2),
+}
+
+
+@pytest.mark.parametrize("kind", slow(*EPOCHS))
+def test_epochs(kind):
+    fit, count = EPOCHS[kind]
+    assert len(assert_equals_keras(dense_with_momentum, fit).logs["loss"]) == count
 
 
 @pytest.mark.slow

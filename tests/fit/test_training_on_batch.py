@@ -50,18 +50,6 @@ def test_training_on_batches_equals_keras_and_fit(options):
     assert un.fingerprint(weights(fitted)) == un.fingerprint(weights(ours[0][0]))
 
 
-@pytest.mark.slow
-def test_class_weights_on_a_batch():
-    """Weights by label, as in plain Keras."""
-    found = []
-    for strategy in (None, on(3)):
-        model = run(
-            make, lambda model: model.train_on_batch(X[:11], Y[:11], class_weight={0: 1.0, 1: 0.2, 2: 3.0}), strategy
-        ).model
-        found.append(model)
-    assert distance(found[1], found[0]) <= 1e-6
-
-
 def test_testing_on_a_batch():
     """Loss and metrics of the rows, each counted once, as a list and as a dict."""
     plain, ours = (run(make, lambda model: model.build((None, 5)), strategy).model for strategy in (None, on(3)))

@@ -161,20 +161,3 @@ def test_weights_of_examples_hold_for_all_values_of_an_example(shape, replicas, 
         (batch,) = strategy.distribute_dataset([(values, given_weights)])
         loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
-
-
-def test_weights_that_do_not_begin_with_the_rows_are_refused():
-    strategy = on(1, 2)
-    (batch,) = strategy.distribute_dataset([np.ones((6, 4), "float32")])
-    with pytest.raises(ValueError, match=r"sample_weight has the shape \(4,\), which does not fit losses of the shape \(3, 4\)"):
-        strategy.run(lambda x: un.compute_average_loss(x, sample_weight=np.ones(4, "float32")), args=(batch,))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "bool", *slow("uint8", "int16")])
-def test_short_integers_are_summed_as_numpy_does(dtype):
-    strategy = on(1, 3)
-    rows = np.full((8, 1), 100).astype(dtype)
-    (batch,) = strategy.distribute_dataset([rows])
-    value = strategy.run(lambda x: x, args=(batch,))
-    assert strategy.reduce("SUM", value, axis=0).tolist() == rows.sum(0).tolist()
-    np.testing.assert_allclose(strategy.reduce("MEAN", value, axis=0), rows.mean(0))

@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+import rewritten
+from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, mostly_slow, slow
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 BATCH, QUERIES, KEYS, FEATURES = 3, 33, 50, 24
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 def truths(shape, seed=0, fraction=0.7):
@@ -66,10 +63,7 @@ def count_calls(function, *args):
 
 
 def assert_close(ours, plain, tolerance=4e-6):
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(initial=0), 1e-30))
+    rewritten.assert_close(plain, ours, tolerance)
 
 
 def attend(q, k, v, scale=1.0, bias=0.0, mask=True, fill=-1e30):
@@ -290,7 +284,8 @@ def test_random_attentions(batch, heads, groups, queries, keys, depth, width, or
 @pytest.mark.parametrize("value", [np.nan, *slow(np.inf)])
 def test_what_is_not_finite_reaches_what_it_reaches_in_xla(where, value):
     q, k, v = normal((2, 20, 2, 8)), normal((2, 40, 2, 8), 1), normal((2, 40, 2, 8), 2)
-    changed = {"queries": q, "keys": k, "values": v, "hidden keys": k}[where].at[1, 7, 1, 3].set(value)
+    changed = {"queries": q, "keys": k, "values": v, "hidden keys": k}[where].copy()
+    changed[1, 7, 1, 3] = value
     q, k, v = (
         changed if name == where.split()[-1] else x for name, x in zip(("queries", "keys", "values"), (q, k, v), strict=True)
     )

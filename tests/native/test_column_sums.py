@@ -13,13 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
-from kernel_calls import called_kernels, normal
+from rewritten import (
+    NEEDS_KERNELS,
+    assert_penalty_is_that_of_keras,
+    assert_step_close,
+    called_kernels,
+    differentiate,
+    make_step,
+    normal,
+)
 from sizes import cases, mostly_slow, slow
 from unisono._src.native.column_sums import add_up_gated_columns, find_means, find_variances, scale_columns
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 EPSILON = 1e-3
 MOMENTS = ["unisono_measure_columns"]
@@ -38,17 +45,6 @@ def natively(x, scale, offset):
     mean, variance = find_means(x), find_variances(x)
     factor = jax.lax.rsqrt(variance + EPSILON) * scale
     return scale_columns(x, factor, offset - mean * factor), mean, variance
-
-
-def differentiate(function):
-    """Return a function of (x, scale, offset, gradients by the results) that returns the results and the gradients."""
-
-    @jax.jit
-    def run(x, scale, offset, *by_results):
-        results, pull = jax.vjp(function, x, scale, offset)
-        return *results, *pull(by_results)
-
-    return run
 
 
 def exactly(x, scale, offset, by_y, by_mean, by_variance):
@@ -152,35 +148,6 @@ LEFT = {
 }
 
 
-def as_it_is(y):
-    return y
-
-
-def make_step(layer, row_shape, activation=as_it_is, training=True, rows=9):
-    """Return a training step of a layer, as replicas take it, one of plain Keras, and their arguments."""
-    layer.build((None, *row_shape))
-    weights = [normal(variable.shape, number) for number, variable in enumerate(layer.trainable_variables)]
-    state = [np.asarray(variable) for variable in layer.non_trainable_variables]
-    x, by_y = jnp.asarray(normal((rows, *row_shape), 10) + 1, layer.compute_dtype), normal((rows, *row_shape), 11)
-    takes = {"training": training} if isinstance(layer, layers.BatchNormalization) else {}
-
-    def loss(weights, x):
-        y, new_state = layer.stateless_call(weights, state, x, **takes)
-        y = activation(y).astype("float32")
-        return (y * by_y).sum(), (y, new_state)
-
-    def step(weights, x, prepare=lambda function: function):
-        return jax.value_and_grad(prepare(loss), (0, 1), has_aux=True)(weights, x)
-
-    return lambda weights, x: step(weights, x, rewrite_before_gradient), step, (weights, x)
-
-
-def assert_same(ours, plain, args, tolerance=1e-5):
-    results = (jax.tree.leaves(jax.jit(f)(*args)) for f in (rewrite_function(ours, "cpu"), plain))
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
-
-
 def column_kernels(function, *args):
     return [name for name in called_kernels(function, *args) if name.endswith("_columns")]
 
@@ -188,12 +155,12 @@ def column_kernels(function, *args):
 @pytest.mark.parametrize("name", mostly_slow(LAYERS, "neither", "volumes"))
 def test_a_layer_reads_its_input_once_for_both_moments(name):
     make, row_shape = LAYERS[name]
-    ours, plain, args = make_step(make(), row_shape)
+    ours, plain, args = make_step(make(), row_shape, shift=1, training=True)
     assert column_kernels(ours, *args) == MOMENTS * 2 + SUMS
     compiled = jax.jit(rewrite_function(ours, "cpu")).lower(*args).compile().as_text()
     assert compiled.count('custom_call_target="unisono_measure_columns"') == 1
     assert compiled.count('custom_call_target="unisono_sum_columns"') == 1
-    assert_same(ours, plain, args)
+    assert_step_close(ours, plain, args)
 
 
 @jax.custom_jvp
@@ -223,23 +190,27 @@ OTHERS = {
 @pytest.mark.parametrize("size", [4.0, *slow(1.0)])
 def test_a_rectifier_behind_a_layer_is_part_of_its_sums(name, size):
     """Wide columns too, which the upper bound clips."""
-    ours, plain, (weights, x) = make_step(layers.BatchNormalization(), (8, 8, 32), CLIPPED[name])
+    ours, plain, (weights, x) = make_step(
+        layers.BatchNormalization(), (8, 8, 32), shift=1, training=True, activation=CLIPPED[name]
+    )
     args = [weight * np.float32(size) for weight in weights], x
     assert column_kernels(ours, *args) == MOMENTS * 2 + GATED
-    assert_same(ours, plain, args)
+    assert_step_close(ours, plain, args)
 
 
 @pytest.mark.parametrize("name", mostly_slow(OTHERS, "another gradient", "a slope"))
 def test_other_activations_are_left_to_xla(name):
-    ours, plain, args = make_step(layers.BatchNormalization(), (8, 8, 32), OTHERS[name])
+    ours, plain, args = make_step(layers.BatchNormalization(), (8, 8, 32), shift=1, training=True, activation=OTHERS[name])
     assert column_kernels(ours, *args) == MOMENTS * 2 + SUMS
-    assert_same(ours, plain, args)
+    assert_step_close(ours, plain, args)
 
 
 def test_a_rectifier_of_a_sum_that_something_else_reads_has_its_gradient():
-    ours, plain, args = make_step(layers.BatchNormalization(), (8, 8, 32), lambda y: keras.ops.relu(y) + 2 * y)
+    ours, plain, args = make_step(
+        layers.BatchNormalization(), (8, 8, 32), shift=1, training=True, activation=lambda y: keras.ops.relu(y) + 2 * y
+    )
     assert column_kernels(ours, *args) == MOMENTS * 2 + SUMS + GATED
-    assert_same(ours, plain, args)
+    assert_step_close(ours, plain, args)
 
 
 @pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 6.0), (-1.0, 0.5)])
@@ -264,15 +235,16 @@ def test_gated_sums_have_what_lies_between_the_bounds(bounds, number):
 @pytest.mark.parametrize("name", LEFT)
 def test_other_layers_are_left_to_xla(name):
     make, row_shape = LEFT[name]
-    ours, _, args = make_step(make(), row_shape)
+    takes = {} if name == "groups" else {"training": True}
+    ours, _, args = make_step(make(), row_shape, shift=1, **takes)
     assert column_kernels(ours, *args) == []
 
 
 def test_a_layer_with_its_moving_moments_has_the_sums_of_its_gradient_alone():
     """As in a net that is tuned, with its statistics left as they are."""
-    ours, plain, args = make_step(layers.BatchNormalization(), (8, 8, 32), training=False)
+    ours, plain, args = make_step(layers.BatchNormalization(), (8, 8, 32), shift=1, training=False)
     assert column_kernels(ours, *args) == SUMS
-    assert_same(ours, plain, args)
+    assert_step_close(ours, plain, args)
 
 
 def column_mean(x):
@@ -311,23 +283,10 @@ def test_other_variances_have_the_gradient_of_what_they_are(variance):
     def gradient(prepare):
         return lambda x: jax.grad(prepare(lambda x: (x * jax.lax.rsqrt(variance(x) + EPSILON) + column_mean(x)).sum() ** 2))(x)
 
-    assert_same(gradient(rewrite_before_gradient), gradient(lambda f: f), [normal((9, 30, 32)) + 1], 1e-4)
+    assert_step_close(gradient(rewrite_before_gradient), gradient(lambda f: f), [normal((9, 30, 32)) + 1], 1e-4)
 
 
 @pytest.mark.slow
 def test_a_gradient_of_a_gradient_is_that_of_keras():
-    """As a penalty of gradients has it: the inner gradient is taken before the kernels are put in."""
-    layer = layers.BatchNormalization()
-    layer.build((None, 32))
-    weights, x, by_y = [normal((32,), 1), normal((32,), 2)], normal((100, 32)), normal((100, 32), 3)
-    state = [np.asarray(variable) for variable in layer.non_trainable_variables]
-
-    def penalty(weights, x):
-        of_x = jax.grad(lambda x: (jnp.tanh(layer.stateless_call(weights, state, x, training=True)[0]) * by_y).sum())(x)
-        return (of_x**2).sum()
-
-    def gradient(prepare):
-        return lambda weights, x: jax.grad(prepare(penalty), (0, 1))(weights, x)
-
-    assert "unisono_measure_columns" in called_kernels(gradient(rewrite_before_gradient), weights, x)
-    assert_same(gradient(rewrite_before_gradient), gradient(lambda f: f), (weights, x), 1e-4)
+    layer, kernel = layers.BatchNormalization(), "unisono_measure_columns"
+    assert_penalty_is_that_of_keras(layer, 100, lambda y: jnp.tanh(y) * normal((100, 32), 3), kernel, training=True)

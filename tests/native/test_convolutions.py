@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from jax import lax
 from keras import layers
 
+from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, slow
 from unisono._src.native.convolutions import call_convolution, call_convolution_with_bias, call_kernel_gradient
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 NUMBERS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 FEATURES = st.sampled_from([1, 2, 3, 7, 16, 17, 32, 40, 48, 64, 96])
@@ -51,10 +51,6 @@ def convolutions(draw):
     assume(all(n + low + high >= (k - 1) * gap + 1 and n + min(low, 0) + min(high, 0) > 0 for n, (low, high), k, gap in reach))
     ins, outs = pair(FEATURES)
     return (draw(st.integers(1, 5)), *size, ins), (*kernel, ins, outs), window
-
-
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
 def convolve_directly(x, w, window):

@@ -14,11 +14,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from rewritten import NEEDS_KERNELS, normal
 from sizes import cases
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 FEATURES = st.sampled_from([2, 3, 7, 16, 17, 33, 64, 65, 80])
 
@@ -47,10 +47,6 @@ def depthwise_convolutions(draw):
     numbers = ("NWC", "WIO", "NWC") if space == 1 else ("NHWC", "HWIO", "NHWC")
     x, w = (draw(st.integers(1, 5)), *size, groups * ins), (*kernel, ins, groups * outs)
     return x, w, window | {"feature_group_count": groups, "dimension_numbers": numbers}
-
-
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
 def differentiate(window, x, w, by_result):

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from jax import lax, nn
 
-from kernel_calls import assert_same_within_rounding, called_kernels, normal
+from rewritten import NEEDS_KERNELS, assert_same_within_rounding, called_kernels, normal
 from sizes import slow
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 JOINED = "unisono_multiply_transposed"
 
@@ -78,66 +77,61 @@ def test_the_gradients_of_a_projection_of_an_attention():
     assert_same_within_rounding(gradients, weights, x)
 
 
-def test_layers_whose_results_are_added():
-    def compute(w, x, y):
-        return jax.grad(lambda w: (nn.tanh(x @ w[0] + y @ w[1] + w[2]) ** 2).sum())(w)
-
-    weights = [normal((12, 24)), normal((30, 24), 1), normal((24,), 2)]
-    args = weights, normal((160, 12), 3), normal((160, 30), 4)
-    assert list_sums(compute, *args) == ["true"]
-    assert_same_within_rounding(compute, *args)
-
-
 def transposed(left, right):
     return lax.dot_general(left, right, (((0,), (0,)), ((), ())))
 
 
-def test_a_sum_that_is_read_before_the_product():
-    def compute(x, right):
-        total = right.sum(0)
-        return transposed(x * total[0], right), transposed(x, right), total
+def add_results(x, y, *weights):
+    def loss(weights):
+        return (nn.tanh(x @ weights[0] + y @ weights[1] + weights[2]) ** 2).sum()
 
-    args = normal((160, 12)), normal((160, 24), 1)
-    assert sorted(list_sums(compute, *args)) == ["false", "true"]
-    assert_same_within_rounding(compute, *args)
+    return jax.grad(loss)(weights)
 
 
-def test_a_product_with_what_another_one_makes():
-    def compute(x, right):
-        first = transposed(x, right)
-        return first, transposed(x @ first, right)
-
-    args = normal((160, 12)), normal((160, 24), 1)
-    assert list_sums(compute, *args) == ["false", "false"]
-    assert_same_within_rounding(compute, *args)
+def read_sum_before(x, right):
+    total = right.sum(0)
+    return transposed(x * total[0], right), transposed(x, right), total
 
 
-def test_the_same_sum_twice():
-    def compute(x, right):
-        return transposed(x, right), lax.reduce_sum(right, axes=(0,)), lax.reduce_sum(right, axes=(0,)) * 2
-
-    args = normal((160, 12)), normal((160, 24), 1)
-    assert list_sums(compute, *args) == ["true"]
-    assert_same_within_rounding(compute, *args)
+def multiply_twice(x, right):
+    first = transposed(x, right)
+    return first, transposed(x @ first, right)
 
 
-@pytest.mark.parametrize(
-    ("shape", "axes", "dtype"),
-    [
-        ((127, 24), (0,), "float32"),  # few rows
-        ((160, 24), (1,), "float32"),
-        ((160, 24), (0, 1), "float32"),
-        ((16, 10, 24), (0,), "float32"),  # the product is summed over more
-        ((160, 24), (0,), "bfloat16"),
-    ],
-)
-def test_other_sums_are_left_to_xla(shape, axes, dtype):
+def sum_twice(x, right):
+    return transposed(x, right), lax.reduce_sum(right, axes=(0,)), lax.reduce_sum(right, axes=(0,)) * 2
+
+
+def sum_over(*axes):
     def compute(x, right):
         summed = tuple(range(right.ndim - 1))
         return lax.dot_general(x, right, ((summed, summed), ((), ()))), lax.reduce_sum(right, axes=axes)
 
-    args = [jax.numpy.asarray(normal((*shape[:-1], size), size), dtype) for size in (12, 24)]
-    assert "true" not in list_sums(compute, *args)
+    return compute
+
+
+PROGRAMS = {
+    "layers whose results are added": (add_results, [(160, 12), (160, 30), (12, 24), (30, 24), (24,)], ["true"]),
+    "a sum that is read before the product": (read_sum_before, [(160, 12), (160, 24)], ["false", "true"]),
+    "a product with what another one makes": (multiply_twice, [(160, 12), (160, 24)], ["false", "false"]),
+    "the same sum twice": (sum_twice, [(160, 12), (160, 24)], ["true"]),
+    "few rows": (sum_over(0), [(127, 12), (127, 24)], []),
+    "a sum over features": (sum_over(1), [(160, 12), (160, 24)], ["false"]),
+    "a sum over everything": (sum_over(0, 1), [(160, 12), (160, 24)], ["false"]),
+    "a product that is summed over more": (sum_over(0), [(16, 10, 12), (16, 10, 24)], ["false"]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sums_are_part_of_products(name):
+    function, shapes, sums = PROGRAMS[name]
+    args = [normal(shape, seed) for seed, shape in enumerate(shapes)]
+    assert sorted(list_sums(function, *args)) == sums
+    assert_same_within_rounding(function, *args)
+
+
+def test_sums_of_few_bits_are_left_to_xla():
+    assert "true" not in list_sums(sum_over(0), *(normal((160, size), size, "bfloat16") for size in (12, 24)))
 
 
 class TestRectifiers:

@@ -12,18 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from rewritten import NEEDS_KERNELS, normal
 from sizes import cases
-from unisono._src.native.library import Kernels, load_kernels
+from unisono._src.native.library import Kernels
 from unisono._src.native.step_calls import keep_array
 from unisono._src.xla.rewrite import arrays, rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 KEPT = "unisono_keep_array"
-
-
-def normal(shape, seed=0):
-    return np.asarray(np.random.default_rng(seed).standard_normal(shape)).astype("float32")
 
 
 def pool_flat(x):

@@ -11,13 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
-from kernel_calls import called_kernels, normal
+from rewritten import (
+    NEEDS_KERNELS,
+    assert_penalty_is_that_of_keras,
+    assert_step_close,
+    called_kernels,
+    differentiate,
+    make_step,
+    normal,
+)
 from sizes import cases, slow
-from unisono._src.native.library import load_kernels
 from unisono._src.native.normalizations import normalize_rows
-from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 EPSILON = 1e-3
 
@@ -28,17 +34,6 @@ def by_keras(x, scale, offset):
 
 def natively(x, scale, offset):
     return normalize_rows(x, scale, offset, EPSILON)
-
-
-def differentiate(function):
-    """Return a function of (x, scale, offset, gradient by the result) that returns the result and the gradients."""
-
-    @jax.jit
-    def run(x, scale, offset, by_y):
-        y, pull = jax.vjp(function, x, scale, offset)
-        return y, *pull(by_y)
-
-    return run
 
 
 def exactly(x, scale, offset, by_y):
@@ -116,33 +111,13 @@ LEFT = {
 }
 
 
-def make_step(layer, row_shape, rows=9):
-    """Return a training step of a layer, as replicas take it, one of plain Keras, and their arguments."""
-    layer.build((None, *row_shape))
-    weights = [normal(variable.shape, number) for number, variable in enumerate(layer.trainable_variables)]
-    x, by_y = normal((rows, *row_shape), 10), normal((rows, *row_shape), 11)
-
-    def loss(weights, x):
-        y = layer.stateless_call(weights, [], x)[0].astype("float32")
-        return (y * by_y).sum(), y
-
-    def step(weights, x, prepare=lambda function: function):
-        return jax.value_and_grad(prepare(loss), (0, 1), has_aux=True)(weights, x)
-
-    return lambda weights, x: step(weights, x, rewrite_before_gradient), step, (weights, x)
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_and_its_gradient_are_two_calls(name):
     make, row_shape = LAYERS[name]
     ours, plain, args = make_step(make(), row_shape)
     assert called_kernels(ours, *args) == ["unisono_normalize_rows", "unisono_normalize_rows_gradient"]
     tolerance = 1e-2 if name == "in bfloat16" else 1e-5
-    for found, expected in zip(
-        *(jax.tree.leaves(jax.jit(f)(*args)) for f in (rewrite_function(ours, "cpu"), plain)), strict=True
-    ):
-        found, expected = np.asarray(found, "float32"), np.asarray(expected, "float32")
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    assert_step_close(ours, plain, args, tolerance)
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -192,18 +167,4 @@ def test_other_variances_are_left_to_xla(variance):
 
 
 def test_a_gradient_of_a_gradient_is_xlas():
-    """As a penalty of gradients has it: the inner gradient is taken before the kernels are put in."""
-    layer = layers.LayerNormalization()
-    layer.build((None, 32))
-    weights, x = [normal((32,), 1), normal((32,), 2)], normal((6, 32))
-
-    def penalty(weights, x):
-        of_x = jax.grad(lambda x: (layer.stateless_call(weights, [], x)[0] ** 3).sum())(x)
-        return (of_x**2).sum()
-
-    def gradient(prepare):
-        return lambda weights, x: jax.grad(prepare(penalty), (0, 1))(weights, x)
-
-    ours = jax.jit(rewrite_function(gradient(rewrite_before_gradient), "cpu"))(weights, x)
-    for found, expected in zip(*map(jax.tree.leaves, (ours, gradient(lambda f: f)(weights, x))), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    assert_penalty_is_that_of_keras(layers.LayerNormalization(), 6, lambda y: y**3)

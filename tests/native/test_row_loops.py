@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 import re
@@ -15,16 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+import rewritten
+from rewritten import NEEDS_KERNELS, build_layer, normal
 from sizes import cases, mostly_slow, slow
 from unisono._src.native import row_loops
-from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
+pytestmark = NEEDS_KERNELS
 
 
 def count_calls(function, *args):
@@ -33,12 +31,7 @@ def count_calls(function, *args):
     return program.count("unisono_run_row_loop"), program.count("= scan[")
 
 
-def assert_close(plain, other, tolerance=2e-6):
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * max(np.abs(a).max(initial=0), 1e-30))
-
+assert_close = functools.partial(rewritten.assert_close, tolerance=2e-6)
 
 LAYERS = {
     "lstm": lambda: keras.layers.LSTM(5),
@@ -57,11 +50,10 @@ LAYERS = {
 
 def make_layer_step(name, masked, rows, steps=6):
     layer = LAYERS[name]()
-    layer.build((None, steps, 3))
+    weights, others = build_layer(layer, steps, 3)
     x = normal((rows, steps, 3))
     mask = jnp.asarray(np.random.default_rng(1).random((rows, steps)) < 0.7) if masked else None
-    weights = [variable.value + 0.1 * normal(variable.shape, 2) for variable in layer.trainable_variables]
-    others = [variable.value for variable in layer.non_trainable_variables]
+    weights = [value + 0.1 * normal(value.shape, 2) for value in weights]
 
     def step(weights, x):
         def loss(weights, x):
@@ -84,10 +76,7 @@ def test_recurrent_layers_forward_and_backward(name, masked):
 
 def test_a_layer_with_initial_states_returns_its_states():
     layer = keras.layers.LSTM(6, return_state=True)
-    layer.build((None, 5, 3))
-    weights, others = (
-        [variable.value for variable in group] for group in (layer.trainable_variables, layer.non_trainable_variables)
-    )
+    weights, others = build_layer(layer, 5, 3)
 
     def step(weights, x, h, c):
         return layer.stateless_call(weights, others, x, initial_state=[h, c])[0]
@@ -103,8 +92,7 @@ def test_a_row_has_the_same_bits_alone_and_in_every_place_of_a_batch(name):
         name, False, rows=37, steps=130
     )  # so that the product before the loop is the kernel's for one row too
     layer = LAYERS[name]()
-    layer.build((None, 130, 3))
-    others = [variable.value for variable in layer.non_trainable_variables]
+    _, others = build_layer(layer, 130, 3)
     run = jax.jit(rewrite_function(lambda x: layer.stateless_call(weights, others, x)[0], "cpu"))
     whole = np.asarray(run(x))
     for rows in (slice(0, 1), slice(5, 6), slice(30, 37), slice(3, 20)):
@@ -114,7 +102,7 @@ def test_a_row_has_the_same_bits_alone_and_in_every_place_of_a_batch(name):
 
 def test_what_is_not_finite_stays_in_its_row():
     step, weights, x = make_layer_step("lstm", False, rows=20)
-    (_, y), (_, by_x) = jax.jit(rewrite_function(step, "cpu"))(weights, x.at[3, 2, 1].set(jnp.nan))
+    (_, y), (_, by_x) = jax.jit(rewrite_function(step, "cpu"))(weights, jnp.asarray(x).at[3, 2, 1].set(jnp.nan))
     for values in (y, by_x):
         assert np.isnan(values[3]).any()
         assert np.isfinite(np.delete(np.asarray(values), 3, axis=0)).all()
@@ -286,7 +274,7 @@ def is_in_half_precision(w, xs, first):
 )
 def test_other_loops_stay(loop):
     assert count_calls(loop, W, XS, FIRST) == (0, 1)
-    assert_close(jax.jit(loop)(W, XS, FIRST), jax.jit(rewrite_function(loop, "cpu"))(W, XS, FIRST), 1e-5)
+    assert_close(jax.jit(loop)(W, XS, FIRST), jax.jit(rewrite_function(loop, "cpu"))(W, XS, FIRST), tolerance=1e-5)
 
 
 def test_the_words_of_python_are_those_of_the_kernel():

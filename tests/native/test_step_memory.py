@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from processes import python
-from unisono._src.native.library import load_in_use, load_kernels
+from rewritten import NEEDS_KERNELS
+from unisono._src.native.library import load_in_use
 from unisono._src.native.step_calls import open_step_memory
 
-pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+pytestmark = NEEDS_KERNELS
 
 CODE = """
 import resource

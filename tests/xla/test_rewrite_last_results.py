@@ -12,15 +12,12 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from rewritten import build_layer, normal
 from sizes import mostly_slow
 from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
 
 STEPS = 5
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 def shorten(function, *args):
@@ -66,10 +63,7 @@ LAYERS = {
 def test_recurrent_layers(name):
     make, expected = LAYERS[name]
     layer = make()
-    layer.build((None, STEPS, 3))
-    weights, others = (
-        [variable.value for variable in group] for group in (layer.trainable_variables, layer.non_trainable_variables)
-    )
+    weights, others = build_layer(layer, STEPS, 3)
 
     def run(weights, x):
         return [jnp.tanh(y) ** 2 for y in jax.tree.leaves(layer.stateless_call(weights, others, x)[0])]

@@ -8,23 +8,19 @@ import itertools
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from rewritten import assert_close, build_layer, normal
 from sizes import cases, mostly_slow
 from unisono._src.xla.rewrite import loops
 from unisono._src.xla.rewrite.equations import Rewriter
 from unisono._src.xla.rewrite.rules import CPU_LOOPS, find_loop_replacement, rewrite_function
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 def count_in_loops(program, names=("dot_general",), inside=False):
@@ -40,12 +36,6 @@ def count_in_loops(program, names=("dot_general",), inside=False):
 def hoist(function, *args):
     """The program of a function without the products and sums that leave its loops."""
     return Rewriter(functools.partial(find_loop_replacement, CPU_LOOPS))(jax.make_jaxpr(function)(*args))
-
-
-def assert_close(plain, other, tolerance=1e-5):
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * max(np.abs(a).max(initial=0), 1e-30))
 
 
 LAYERS = {
@@ -71,10 +61,9 @@ def test_recurrent_layers(name, masked):
     """Of each gate's products, only that of the state stays in the loop, and its counterpart in the loop of the gradient; no sum stays."""
     make, left = LAYERS[name]
     layer = make()
-    layer.build((None, 6, 3))
+    weights, _ = build_layer(layer, 6, 3)
     x = normal((4, 6, 3))
     mask = jnp.arange(6) < jnp.asarray([[6], [2], [4], [1]]) if masked else None
-    weights = [variable.value for variable in layer.trainable_variables]
 
     def loss(weights, x):
         y, _ = layer.stateless_call(weights, [v.value for v in layer.non_trainable_variables], x, mask=mask, training=True)

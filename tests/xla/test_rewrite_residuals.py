@@ -12,15 +12,12 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from rewritten import build_layer, normal
 from sizes import mostly_slow
 from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.residuals import recompute_residuals
 
 STEPS = 5
-
-
-def normal(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 def count_kept(program):
@@ -52,8 +49,7 @@ LAYERS = {
 def test_recurrent_layers(name, masked):
     make, fewer = LAYERS[name]
     layer = make()
-    layer.build((None, STEPS, 3))
-    others = [v.value for v in layer.non_trainable_variables]
+    weights, others = build_layer(layer, STEPS, 3)
     mask = jnp.arange(STEPS) < jnp.asarray([[5], [2], [4], [1]]) if masked else None
 
     def step(weights, x):
@@ -62,7 +58,7 @@ def test_recurrent_layers(name, masked):
 
         return jax.grad(loss, (0, 1))(weights, x)
 
-    before, after, plain, shorter = recompute(step, [v.value for v in layer.trainable_variables], normal((4, STEPS, 3)))
+    before, after, plain, shorter = recompute(step, weights, normal((4, STEPS, 3)))
     assert sum(before) - sum(after) == fewer
     for a, b in zip(plain, shorter, strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())

@@ -132,8 +132,12 @@ def test_evaluation_on_a_variable_is_refused(with_rows: bool):
         t.strategy.run(evaluate, args=(batch,) if with_rows else ())
 
 
-def drawn_rows(t: Any) -> Any:
-    return keras.random.randint((8,), 0, 64, seed=t.seeds)
+def drawn_rows(t: Any, x: Any) -> Any:
+    return keras.random.randint((len(x),), 0, 64, seed=t.seeds)
+
+
+def drawn_steps(t: Any, x: Any, schedule: Any) -> Any:
+    return ops.take(schedule, drawn_rows(t, x) % 3)[:, None]
 
 
 def gathered(t: Any, indices: Any) -> Any:
@@ -157,10 +161,10 @@ FOR_ALL: dict[str, Losses] = {
     "prototypes": lambda t, x, y: t.loss(y, t.model(x) + ops.min(distances(x, t.prompt), axis=1, keepdims=True)),
     "the nearest rows": lambda t, x, y: t.loss(y, t.model(ops.take(t.x, ops.argmin(distances(x, t.x), axis=1), axis=0))),
     "a matrix of as many rows as a replica": lambda t, x, y: t.loss(y, t.model(x) + x @ ops.transpose(t.prompt) @ t.trained),
-    "rows that each replica draws": lambda t, x, y: gathered(t, drawn_rows(t)),
+    "rows that each replica draws": lambda t, x, y: gathered(t, drawn_rows(t, x)),
     "rows that the batch names": lambda t, x, y: gathered(t, y),
-    "a schedule at steps that each replica draws": lambda t, x, y: t.loss(y, t.model(x * ops.take(t.weights_of_classes, drawn_rows(t) % 3)[:, None])),
-    "the same in an array": lambda t, x, y: t.loss(y, t.model(x * ops.take(SCHEDULE, drawn_rows(t) % 3)[:, None])),
+    "a schedule at steps that each replica draws": lambda t, x, y: t.loss(y, t.model(x * drawn_steps(t, x, t.weights_of_classes))),
+    "the same in an array": lambda t, x, y: t.loss(y, t.model(x * drawn_steps(t, x, SCHEDULE))),
     "one row for all": lambda t, x, y: t.loss(y, t.model(x + ops.tile(t.x[:1], (len(x), 1)))),
     "one row of an array for all": lambda t, x, y: t.loss(y, t.model(x + ops.tile(ops.convert_to_tensor(PROMPTS)[:1], (len(x), 1)))),
     "a table for each row": lambda t, x, y: t.loss(y, t.model(x + ops.mean(ops.repeat(t.prompt[None], len(x), axis=0), axis=1))),

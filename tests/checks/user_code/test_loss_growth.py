@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import keras
@@ -12,15 +10,11 @@ import pytest
 from keras import ops
 
 import unisono as un
-from loops import Loop
-from sizes import slow
-from trainings import on
 from unisono._src.checks.user_code.loss_growth import compare_traces, find_loss_parts
 from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.replica.variable_discovery import trace_user_function
 
 R = 8
-X = np.random.default_rng(0).uniform(0.5, 2, (64, 6)).astype("float32")
 
 
 @pytest.fixture(scope="module")
@@ -109,45 +103,3 @@ def test_what_cannot_run_on_more_rows_is_judged_by_its_form(weight):
     assert divides(parts(fixed, weight)) == [(1, False)]
     assert divides(parts(lambda v: fixed(v) / R, weight)) == [(1, True)]
     assert divides(parts(lambda v: ops.max(ops.reshape(v, (R,))), weight)) == [(None, False)]
-
-
-def run(form, rows=64, batch_size=64):
-    loop = Loop(on(1, R))
-    code = lambda batch: un.value_and_grad(
-        lambda: form(loop.loss(batch[1], loop.model(batch[0]))), loop.model.trainable_variables
-    )[0]
-    batches = loop.strategy.distribute_dataset((X[:rows], np.arange(rows) % 5), batch_size=batch_size)
-    return [loop.strategy.run(code, args=(batch,)) for batch in batches]
-
-
-def test_a_mean_over_as_many_rows_as_replicas_is_warned_about():
-    with pytest.warns(
-        UserWarning, match=r"'<lambda>' differentiates a number that stays the same.*8 times the mean over the global"
-    ):
-        run(ops.mean)
-
-
-@pytest.mark.parametrize("form", [lambda v: ops.mean(v) / R, *slow(lambda v: ops.sum(v) / 64)])
-def test_a_mean_that_is_divided_by_the_replicas_is_not(form):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(form)
-
-
-def test_unequal_shares_of_a_mean_that_is_divided_by_the_replicas_are_warned_about():
-    with pytest.warns(UserWarning, match=r"by 8 replicas, and of the 20 rows of this global batch some have 3 and others 2"):
-        run(lambda v: ops.mean(v) / R, rows=20)
-
-
-def test_what_is_neither_a_mean_nor_a_sum_is_warned_about():
-    with pytest.warns(UserWarning, match=r"a number that is 1.41 times as large(.|\n)*neither a mean over them \(1\) nor a sum"):
-        run(lambda v: ops.sqrt(ops.sum(ops.square(v))))
-
-
-@pytest.mark.parametrize(
-    "form", [lambda v: ops.sum(ops.square(v - ops.mean(v))), *slow(lambda v: ops.sum(v / (1 + ops.max(v))) / 64)]
-)
-def test_a_sum_of_what_looks_at_other_rows_is_warned_about(form):
-    """It doubles where the same rows are taken twice."""
-    with pytest.warns(UserWarning, match="'<lambda>' makes of all rows together what is not made of their parts"):
-        run(form)
