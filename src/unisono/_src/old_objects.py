@@ -21,3 +21,13 @@ def spare_old_objects() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def list_objects() -> list[object]:
+    """List all objects of the garbage collector, those that are spared too."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    objects = gc.get_objects()
+    if is_frozen:
+        gc.freeze()
+    return objects
