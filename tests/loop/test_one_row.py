@@ -161,3 +161,11 @@ def test_weights_of_examples_hold_for_all_values_of_an_example(shape, replicas, 
         (batch,) = strategy.distribute_dataset([(values, given_weights)])
         loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_a_replica_divides_by_half_of_its_rows():
+    """As the gradient of a variance does. No trace is of one row: the number for one follows from those of others."""
+    strategy = on(1, 4)
+    (batch,) = strategy.distribute_dataset([(np.arange(1, 11, dtype="float32").reshape(5, 2),)])
+    doubled = strategy.run(lambda x: ops.sum(x) * (2 / len(x)), args=batch)
+    assert [float(value) for value in strategy.local_results(doubled)] == [10, 22, 30, 38]

@@ -117,8 +117,11 @@ class Sizer:
         """Derive a length, or a count, for the size."""
         return int(self._resize_fraction(Fraction(whole), Fraction(shard)))
 
+    def _interpolate(self, whole: Fraction, shard: Fraction) -> Fraction:
+        return shard + (whole - shard) * Fraction(self.size - self.other, self.rows - self.other)
+
     def _resize_fraction(self, whole: Fraction, shard: Fraction) -> Fraction:
-        number = shard + (whole - shard) * Fraction(self.size - self.other, self.rows - self.other)
+        number = self._interpolate(whole, shard)
         if number.denominator != 1:
             raise ProgramsDifferError(
                 f"A number is {whole} for {self.rows} rows and {shard} for {self.other}, and none for {self.size}."
@@ -144,7 +147,7 @@ class Sizer:
         if all(1 / MOST_RECIPROCAL < abs(number) < math.inf for number in numbers):
             inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
             if all(abs(1 / number - float(one)) < 1e-3 for number, one in zip(numbers, inverse, strict=True)):
-                return 1 / float(self._resize_fraction(*inverse))
+                return 1 / float(self._interpolate(*inverse))  # of half the rows too, as in the gradient of a variance
         raise ProgramsDifferError(f"A literal is {whole} for {self.rows} rows and {shard} for {self.other}.")
 
     def resize_equation(self, whole: core.JaxprEqn, shard: core.JaxprEqn, names: dict[core.Var, core.Var]) -> core.JaxprEqn:
