@@ -254,7 +254,6 @@ def test_training_goes_on_as_that_of_the_original(cases):
     )
 
 
-@pytest.mark.slow
 def test_replicas_and_steps_draw_their_own_numbers(tmp_path):
     """Ones through two dropout layers, of which the exported program draws."""
     inputs = keras.Input((16,))

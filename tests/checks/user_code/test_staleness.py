@@ -132,9 +132,8 @@ PLACES = {
 }  # fmt: skip
 
 
-RAISING = "a dict with attributes"
 QUICK_IN_REPLICAS = (
-    "a global name", "a variable of an enclosing function", RAISING, "a list's length", "what a property finds", "an array",
+    "a global name", "a variable of an enclosing function", "a dict with attributes", "a list's length", "what a property finds", "an array",
 )  # fmt: skip
 
 
@@ -150,7 +149,7 @@ def as_before():
 @pytest.mark.parametrize(
     ("place", "way"),
     [
-        *((place, "un.function") for place in PLACES if place != RAISING),
+        *((place, "un.function") for place in PLACES),
         *((place, "run") for place in QUICK_IN_REPLICAS),
         ("deep in a dict", "run in un.function"),
         *slow(*((place, "run") for place in PLACES if place not in QUICK_IN_REPLICAS)),

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 
@@ -16,7 +17,9 @@ from unisono._src.export.model_variables import VariableDescription
 from unisono._src.export.structure import build_tree
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.masks import set_keras_mask
-from unisono._src.typing import Config, Json, Outputs, UserBatch
+from unisono._src.replica.random_keys import derive_key
+from unisono._src.replica.trace_recorder import get_current_code
+from unisono._src.typing import Array, Config, Json, Outputs, UserBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +105,27 @@ class LoadedModel(keras.Model):
     def call(self, inputs: UserBatch, training: bool = False) -> Outputs:
         content = self.content
         program = content.programs["training" if training and self.trainable else "inference"]
-        results = program([variable.value for variable in self._in_order], content.inputs.arrays(inputs))
+        values = [variable.value for variable in self._in_order]
+        drawn_from = self._derive_seeds()
+        for index, seed in drawn_from.items():
+            values[index] = seed
+        results = program(values, content.inputs.arrays(inputs))
         for index, value in zip(program.assigned, results.updates, strict=True):
-            self._in_order[index].assign(value)
+            variable = self._in_order[index]
+            variable.assign(variable.value + (value - drawn_from[index]) if index in drawn_from else value)  # seeds count draws
         for loss in results.losses:
             self.add_loss(loss)
         for index, mask in zip(program.masked, results.masks, strict=True):
             set_keras_mask(results.outputs[index], mask)
         return build_tree(program.outputs, results.outputs)
+
+    def _derive_seeds(self) -> dict[int, Array]:
+        """Derive the seeds of a replica, by their places: nobody looks into the program, whose replicas would draw alike."""
+        code = get_current_code()
+        if code is None:
+            return {}
+        seeds = [(index, self._in_order[index].value) for index, each in enumerate(self.content.variables) if each.seed]
+        return {index: jnp.where(code.replica == 0, value, derive_key(value, code.replica)) for index, value in seeds}
 
     def get_config(self) -> dict[str, Json]:
         codes = {mode: base64.b64encode(program.code).decode() for mode, program in self.content.programs.items()}

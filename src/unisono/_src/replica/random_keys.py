@@ -1,6 +1,6 @@
 """The state of seed generators.
 
-Replicas that are not compiled begin to draw from states of their own.
+Replicas that are not compiled begin to draw from states of their own, and so do exported programs in replica code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start_replica(state: State, others: Sequence[keras.Variable], replica: int) 
     return (state[0], own, *state[2:])
 
 
-def derive_key(state: Array, replica: int) -> Array:
+def derive_key(state: Array, replica: int | Array) -> Array:
     """Derive the state from which this replica draws."""
     key = wrap_key_data(state.astype("uint32"), impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)

@@ -87,7 +87,7 @@ def can_run_replicas(function: UserFunction, strategy: type, datasets: tuple[typ
     values = [capture.value for capture in find_captures(function)]
     if any(isinstance(value, datasets) for value in values):
         return True
-    calls = {name for each in (function, *values) for name in find_used_names(getattr(each, "__func__", each))}
+    calls = {name for each in (function, *values) for name in find_used_names(each)}
     return any(isinstance(value, strategy) for value in values) and bool(calls & {"run", "experimental_run_v2"})
 
 
@@ -265,5 +265,5 @@ def find_inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def find_used_names(function: object) -> frozenset[str]:
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(function, "__code__", None)
-    return frozenset() if code is None else find_code_names(code)
+    function = function.__func__ if isinstance(function, types.MethodType) else function
+    return find_code_names(function.__code__) if isinstance(function, types.FunctionType) else frozenset()
