@@ -1,4 +1,7 @@
-"""The inputs of the step program beside the device state: rows, values of an earlier step, constants and numbers, on the devices."""
+"""The inputs of the step program beside the device state.
+
+These are rows, values of an earlier step, constants and orders, on the devices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class CallInputs:
     """The inputs of calls of the step program. A device that runs no replica gets arrays of the same shapes, whose values are not read."""
 
     def __init__(self, placement: Placement, most_steps: int) -> None:
-        """A call may take `most_steps`, and has room for the batches of all of them."""
+        """Prepare inputs for calls of at most `most_steps` steps. A call has room for the batches of all of them."""
         self._mesh = get_mesh(placement.devices)
         self._replicas = placement.replicas
         self._most_steps = most_steps
@@ -38,46 +41,49 @@ class CallInputs:
         """Batches for calls that run no replica, by kind of rows."""
 
     def keep(self, constants: Sequence[AnyArray], carried: Sequence[CarriedValue]) -> None:
-        """Take the constants of the steps that begin, and the values that are carried over into them."""
+        """Set the constants and the carried values of the next steps. Carried values are outputs of an earlier step."""
         self._constants = list(constants)
         self._constants_on_mesh = None
         self._carried = carried
 
     @property
     def has_carried(self) -> bool:
-        """Return whether values are carried over from an earlier step."""
+        """Whether values of an earlier step are carried over."""
         return bool(self._carried)
 
     @property
     def constants(self) -> list[AnyArray]:
-        """Return the constants as they were given."""
+        """The constants, as they were given."""
         return self._constants
 
     def send_constants(self) -> list[AnyArray]:
-        """Return the constants on the devices."""
+        """Send the constants to the devices, once."""
         if self._constants_on_mesh is None:
             is_there = self._mesh.size == 1 or not self._constants
             self._constants_on_mesh = self._constants if is_there else list(self._mesh.put_everywhere(self._constants))
         return self._constants_on_mesh
 
     def shapes(self, batch: GlobalBatch, rows: int) -> PyTree:
-        """Return the input of a replica with this number of rows, in shapes."""
+        """Describe a replica's input in shapes, for this number of rows."""
         return describe_replica_batch(batch, self._carried, rows)
 
     def kind(self, batch: GlobalBatch, rows: int) -> Hashable:
-        """Return what programs depend on, of the input of a replica with this number of rows."""
+        """Build a cache key of a replica's input. Programs depend on nothing else of an input with this number of rows."""
         if not self._carried:
             return rows, batch.signature
         shapes = [value.shapes(rows) for value in self._carried]
         return rows, batch.signature, tuple((shape.shape, str(shape.dtype)) for shape in shapes)
 
     def count_steps(self, batch: GlobalBatch, size: int) -> int:
-        """Return how many steps one call may take, with replicas of this size: a function of shapes, since the program has room for them."""
+        """Count the steps of one call, for replicas of this size.
+
+        It depends on shapes alone, since the program has room for these steps.
+        """
         bytes_of_step = size * self._replicas * batch.row_bytes
         return max(1, min(self._most_steps, CALL_BYTES // max(1, bytes_of_step)))
 
     def send_orders(self, orders: Orders) -> Array:
-        """Return the orders of a call, of each device for each step, on the devices."""
+        """Send the orders of a call to the devices. Each device has orders for the first step and for all others."""
         if orders not in self._orders:
             if len(self._orders) >= MOST_ORDERS:  # every batch has another size
                 self._orders.clear()
@@ -85,11 +91,11 @@ class CallInputs:
         return self._orders[orders]
 
     def describe_room(self, batch: GlobalBatch, size: int) -> Shape:
-        """Return the first axes of a device's rows in a call, for replicas of this size."""
+        """Compute the leading axes of a device's rows in a call. `size` is the number of rows of a replica."""
         return self.count_steps(batch, size) * self._replicas, size
 
     def send_batches(self, group: Sequence[GlobalBatch], round_: Round) -> PyTree:
-        """Return the rows of replicas, and the values that are carried over, on their devices."""
+        """Send the rows and the carried values of replicas to their devices."""
         if not any(round_.runs):
             return self._send_nothing(group[0], round_.size)
         rows = send_rows(group, round_.rows, self.describe_room(group[0], round_.size), self._mesh)
@@ -106,12 +112,12 @@ class CallInputs:
         return self._idle_batches[key]
 
     def read_replica(self, batch: GlobalBatch, run: ReplicaRun) -> PyTree:
-        """Return the input of one replica, which `run` consists of, as `shapes` describes it."""
+        """Read the input of one replica, as `shapes` describes it. `run` has this replica alone."""
         rows = slice(run.rows.start, run.rows.stop)
         arrays = [np.asarray(leaf.array[rows], leaf.dtype) for leaf in batch.leaves]
         shard = jax.tree.unflatten(batch.structure, arrays)
         return (shard, [value.own[run.first] for value in self._carried]) if self._carried else shard
 
     def forget(self) -> None:
-        """Drop what is kept on the devices from one call to the next."""
+        """Drop the idle batches that are kept on the devices."""
         self._idle_batches = {}

@@ -1,4 +1,4 @@
-"""What passes between the step program and a step that is cut into shards."""
+"""The values between the step program and a step in shards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Known(NamedTuple):
 
 
 class InspectedProgram(NamedTuple):
-    """A program that computes the step, with its arguments: the state and the batch come first."""
+    """A program that computes the step, with its arguments. The state and the batch come first."""
 
     function: Callable[..., PyTree]
     args: tuple[PyTree, ...]

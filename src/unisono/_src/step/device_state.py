@@ -1,4 +1,7 @@
-"""The device state between the calls of a step: weights, optimizer, statistics, running sums, on all devices of the process."""
+"""The device state between the calls of a step.
+
+It holds weights, optimizer, statistics and running sums, on all devices of the process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ArrayLayout: TypeAlias = tuple[Shape, str]
 
 
 class BufferLayout(NamedTuple):
-    """The layout of a step's buffers beside its state, on a device: those of batches of another kind may differ."""
+    """The shapes of a step's buffers beside its state, on a device. Batches of another kind may have another layout."""
 
     sums: tuple[tuple[tuple[str, ArrayLayout], ...], ...] = ()
     """For each phase, by dtype."""
@@ -30,7 +33,7 @@ class BufferLayout(NamedTuple):
     """For each size of shards and each phase."""
 
     def make_zeros(self) -> tuple[list[dict[str, np.ndarray]], dict[int, list[list[np.ndarray]]]]:
-        """Return (running sums, what shards keep), on the host."""
+        """Make zeros for the running sums and for kept values. They are on the host."""
         sums = [{name: np.zeros(*layout) for name, layout in of_phase} for of_phase in self.sums]
         return sums, {size: [[np.zeros(*layout) for layout in of_phase] for of_phase in phases] for size, phases in self.kept}
 
@@ -50,7 +53,7 @@ class DeviceState:
 
     @property
     def work(self) -> StepBuffers:
-        """Return what a call starts from."""
+        """The buffers that the next call starts from."""
         if self._layout not in self._buffers:
             self._buffers[self._layout] = make_blocks(self._layout.make_zeros(), self._mesh)
         return StepBuffers(self._state, *self._buffers[self._layout])
@@ -67,18 +70,18 @@ class DeviceState:
 
     @property
     def shapes(self) -> State:
-        """Return the newest state, to be asked for its shapes and dtypes."""
+        """The newest state, read for its shapes and dtypes alone."""
         return self._state
 
     @property
     def lead_state(self) -> State:
-        """Return the newest state, on the lead."""
+        """The newest state, on the lead."""
         return group_arrays(self._mesh.on_lead(flatten_state(self._state)), self._state)
 
     def receive_state(self, state: State) -> bool:
-        """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
+        """Take the state from Keras' loop. Say whether it differs from the last step's.
 
-        Return whether the state is another one than the last step has made.
+        The loop passes back what it was given, unless a callback has assigned a variable.
         """
         leaves = flatten_state(state)
         newest = self._list_newest(state)
@@ -95,17 +98,17 @@ class DeviceState:
         return True
 
     def _list_newest(self, state: State) -> list[Array | None]:
-        """Return what the last step has made in place of what was handed out; None for all other arrays."""
+        """List the last step's arrays for those that were handed out. An array that was not handed out has None."""
         leaves, lent, newest = map(flatten_state, (state, self._lent, self._state))
         if not len(leaves) == len(newest) == len(lent):
             return [None] * len(leaves)
         return [made if leaf is given else None for leaf, given, made in zip(leaves, lent, newest, strict=True)]
 
     def list_assigned(self, state: State) -> list[tuple[int, Array]] | None:
-        """Return, with their numbers, the arrays of a state that have other values than the last step has made; None where these are gone.
+        """List the numbered arrays that were assigned since the last step.
 
-        They are for the first state, and after an evaluation, which was given their memory. Metrics are left out: what is logged may differ
-        between processes.
+        These have other values than the last step made. It is None if the last step's arrays are gone: before the first step, and
+        after an evaluation, which was given their memory. Metrics are left out: what is logged may differ between processes.
         """
         leaves, newest = map(flatten_state, (state, self._state))
         if len(newest) != len(leaves):
@@ -122,15 +125,18 @@ class DeviceState:
         self.work = work._replace(sums=[*work.sums[:phase], sums, *work.sums[phase + 1 :]])
 
     def take_sums(self, phase: int) -> running_sums.Sums:
-        """Return a copy of the sums that the devices have finished in a phase, as arrays of one place."""
+        """Copy the finished sums of a phase, as arrays of one slot."""
         return self._take_program(self._mesh, (phase, self._layout), self.work.sums[phase])
 
     def describe_sums(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the sum of a phase, in shapes."""
+        """Describe the sum of a phase in shapes."""
         return {name: jax.ShapeDtypeStruct(shape[1:], dtype) for name, (shape, dtype) in self._layout.sums[phase]}
 
     def give_state(self) -> State:
-        """Return the newest state to a loop, on the lead, and remember its arrays."""
+        """Hand out the newest state to a loop, on the lead.
+
+        The arrays are remembered, so that `receive_state` knows them again.
+        """
         if not self._lent:
             self._lent = self.lead_state
         return self._lent
@@ -147,13 +153,13 @@ def flatten_state(state: State) -> list[Array]:
 
 
 def group_arrays(arrays: list[Array], like: State) -> State:
-    """Return arrays in groups as large as those of a state."""
+    """Split arrays into groups as large as a state's groups."""
     rest = iter(arrays)
     return tuple([list(itertools.islice(rest, len(group))) for group in like])
 
 
 def make_blocks(tree: PyTree, mesh: DeviceMesh) -> PyTree:
-    """Send each device the same host arrays, as its block of arrays over all devices, in memory of its own."""
+    """Send the same host arrays to each device, as its block. Each device gets memory of its own."""
     return map_tree(lambda array: mesh.put_blocks([array.copy() for _ in mesh.devices]), tree)
 
 

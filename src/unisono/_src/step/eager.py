@@ -1,8 +1,9 @@
-"""Steps of loops that are not compiled: Python calls the function with all rows, and with those of each replica.
+"""Steps of loops that are not compiled.
 
-They are for breakpoints, prints and values that are known in `call`, in a loss or in replica code, and for code that cannot be compiled. All
-replicas of a process run on its first device. What is computed is what compiled steps compute, but for last bits, since XLA fuses operations, random
-numbers, which each replica draws from a key of its own, and batch statistics, which are those of all rows for metrics and the state of layers.
+Python calls the function with all rows, and with the rows of each replica. This is for breakpoints, prints and values that are
+known in `call`, in a loss or in replica code, and for code that cannot be compiled. All replicas of a process run on its first
+device. The results are those of compiled steps, except for last bits, since XLA fuses operations; for random numbers, which each
+replica draws from a key of its own; and for batch statistics, which are computed of all rows for metrics and the state of layers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StepInput(NamedTuple):
     constants: list[Array]
 
     def rows_of_replicas(self, lead: jax.Device) -> dict[int, PyTree]:
-        """Return the batch of each replica: its rows, or (rows, values) where values of an earlier step are carried over."""
+        """Send each replica's input to the lead. It is rows, or (rows, values) if values of an earlier step are carried over."""
         mesh = get_mesh((lead,))
         rows = {
             shard.replica: send_rows([self.batch], (shard.rows,), (len(shard.rows),), mesh) for shard in self.batch_plan.shards
@@ -55,12 +56,12 @@ class StepInput(NamedTuple):
 
 
 class EagerStep:
-    """A step with the interface of `Step`, whose function is called with arrays."""
+    """A step whose function is called with arrays. It has the interface of `Step`."""
 
     def __init__(
         self, function: UserStep, placement: Placement, exchange: LeadExchange, observers: Sequence[StepObserver] = ()
     ) -> None:
-        """`placement` and `exchange` have one device in each process."""
+        """Prepare the steps. `placement` and `exchange` have one device in each process."""
         self._observers = observers
         self._function = function
         self._placement = placement
@@ -74,7 +75,7 @@ class EagerStep:
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()
     ) -> tuple[Logs, list[RunOutput]]:
-        """Return the logs and the replicas' outputs of the last of the batches; the new state is then `self.state`."""
+        """Run steps and give the last one's logs and replica outputs. The new state is then `self.state`."""
         lead = self._placement.lead
         logs: Logs = {}
         outputs: list[RunOutput] = []
@@ -88,7 +89,10 @@ class EagerStep:
         return logs, outputs
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
-        """Return what describes the outputs of a replica of the last step, which was of this batch, by the number of its rows."""
+        """Find how to describe a replica's outputs of the last step.
+
+        The result is a function of the number of rows. The last step was of this batch.
+        """
         return functools.partial(describe_outputs, dict(self._outputs))
 
     def forget(self) -> None:
@@ -130,7 +134,7 @@ class EagerStep:
 
 
 def join_replicas(value: CarriedValue, batch_plan: BatchPlan, lead: jax.Device) -> Array:
-    """Return the values of an earlier step for all rows: those of rows behind each other, of others that of the first replica."""
+    """Join the carried values of all replicas. Rows are concatenated. Of other values the first replica's is taken."""
     parts: list[Array] = device_put([part for _, part in sorted(value.present.items())], lead)
     sizes = [size for size in batch_plan.sizes if size]
     are_of_rows = all(part.shape[:1] == (size,) for part, size in zip(parts, sizes, strict=True))
@@ -138,7 +142,10 @@ def join_replicas(value: CarriedValue, batch_plan: BatchPlan, lead: jax.Device) 
 
 
 def describe_outputs(known: dict[int, Sequence[jax.ShapeDtypeStruct]], rows: int) -> Sequence[jax.ShapeDtypeStruct]:
-    """Return the outputs of a replica of this number of rows, in shapes; of another number than those that are known, by their first axes."""
+    """Describe in shapes a replica's outputs, for this number of rows.
+
+    For an unknown number, the first axis of known outputs is replaced.
+    """
     if rows in known:
         return known[rows]
     size, shapes = next(iter(known.items()))
@@ -146,7 +153,7 @@ def describe_outputs(known: dict[int, Sequence[jax.ShapeDtypeStruct]], rows: int
 
 
 def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], placement: Placement) -> list[RunOutput]:
-    """Return the outputs of neighbouring replicas, stacked in arrays with room for all replicas, as compiled steps leave them."""
+    """Stack the outputs of neighbouring replicas, as compiled steps leave them. The arrays have room for all replicas."""
 
     def stack_run(run: ReplicaRun) -> ReplicaOutputs:
         run_outputs = [outputs[replica] for replica in range(run.first, run.first + run.count)]

@@ -1,7 +1,8 @@
-"""Steps of a model that are not compiled: Python calls the model's step with the whole batch, as plain Keras does.
+"""Steps of a model that are not compiled.
 
-They are for breakpoints, prints and values that are known in `call` or in a loss, and for code that cannot be compiled. Each process computes the
-whole batch on its first device. So nothing is cut: layers whose statistics are a replica's own see all rows.
+Python calls the model's step with the whole batch, as plain Keras does. This is for breakpoints, prints and values that are known
+in `call` or in a loss, and for code that cannot be compiled. Each process computes the whole batch on its first device. So
+nothing is cut into shards: layers whose statistics are a replica's own see all rows.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from unisono._src.typing import AnyArray, Logs
 
 
 class EagerWholeStep:
-    """A step with the interface of `Step`, whose function is called with arrays."""
+    """A step whose function is called with arrays. It has the interface of `Step`."""
 
     has_own_logs = True
 
     def __init__(
         self, function: ModelStep, placement: Placement, exchange: LeadExchange, observers: Sequence[StepObserver] = ()
     ) -> None:
-        """`placement` and `exchange` have one device in each process."""
+        """Prepare the steps. `placement` and `exchange` have one device in each process."""
         self._function = function
         self._placement = placement
         self._observers = observers
@@ -47,13 +48,13 @@ class EagerWholeStep:
         """The newest state; empty before the first step."""
 
     def __call__(self, state: State, batches: list[GlobalBatch]) -> tuple[Logs, State]:
-        """Return the logs after the last of the batches, and the state."""
+        """Run steps and give the last one's logs and the state."""
         return self.outputs(state, batches)[0], self.state
 
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()
     ) -> tuple[Logs, list[RunOutput]]:
-        """Return the logs of the last of the batches, and no outputs of single replicas; the new state is then `self.state`."""
+        """Run steps and give the last one's logs. There are no outputs of single replicas. The new state is then `self.state`."""
         lead = self._placement.lead
         logs: Logs = {}
         self.state = tuple(device_put([list(group) for group in state], lead))

@@ -1,4 +1,4 @@
-"""What each replica computes in a step, read before it is run, for tools that look into a step."""
+"""What each replica computes in a step, for tools. It is read before the step is run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InspectedStep(NamedTuple):
     programs: Sequence[InspectedProgram]
 
     def find_replica(self, row: int) -> int | None:
-        """Return the replica of this process that has a row of the global batch."""
+        """Find the replica of this process with a row of the batch."""
         return next((each.replica for each in self.replicas if row in each.rows), None)
 
 

@@ -1,6 +1,7 @@
-"""Observers of a step: what records it, compares it between processes, verifies it, or looks into it.
+"""Observers of a step.
 
-A step tells them what it starts from, hands them its phases, and tells them when it is finished. Of what they do it knows nothing.
+An observer records a step, compares it between processes, verifies it, or looks into it. A step tells its observers what it
+starts from, hands them its phases, and tells them when it is finished. It knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ class LoneReplica(Protocol):
 
     @property
     def replica(self) -> int:
-        """Return the number of the replica."""
+        """The number of the replica."""
         ...
 
     def runs(self, round_: Round) -> bool:
-        """Return whether a call runs the replica."""
+        """Whether a call runs the replica."""
         ...
 
     def run(self, round_: Round) -> CallResult:
-        """Run the replica in place of the call, and add its contribution to the sums of its device."""
+        """Run the replica in place of the call. Its contribution is added to the sums of its device."""
         ...
 
 
@@ -88,15 +89,15 @@ class StepObserver:
 
     @property
     def wants_digests(self) -> bool:
-        """Return whether it asks for the digests of steps: programs are compiled for it."""
+        """Whether the observer needs the digests of steps. Programs are compiled for it."""
         return False
 
     def count_unwatched(self, step: int) -> int:
-        """Return how many steps from this one on need not be seen by themselves."""
+        """Count the next steps that need not be watched one by one."""
         return sys.maxsize
 
     def begin(self, constants: Sequence[AnyArray]) -> None:
-        """Take note of a call that begins, with the values that are the same for all replicas and steps."""
+        """Take note of a call that begins. `constants` are the same for all replicas and steps."""
 
     def take_state(self, state: StartState) -> None:
         """Take note of the state that steps start from. What is kept must be copied."""
@@ -109,39 +110,42 @@ class StepObserver:
         return run(None)
 
     def list_words(self, batch: GlobalBatch, digest_program: Callable[[], int]) -> list[Words]:
-        """Return what processes tell one another with the sum of a phase. `digest_program` is of the program that finishes the step."""
+        """List the integers that processes exchange with a phase's all-reduce.
+
+        `digest_program` digests the program that finishes the step.
+        """
         return []
 
     def after_phases(self) -> None:
         """Raise an error where the step must not be finished."""
 
     def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
-        """Take note of finished steps, one for each batch; `digests` has one item where digests are wanted."""
+        """Take note of finished steps, one for each batch. `digests` has one item if digests are wanted."""
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
 
 
 def join_words(observers: Sequence[StepObserver], batch: GlobalBatch, digest_program: Callable[[], int]) -> JoinedWords:
-    """Return all that processes tell one another with the sum of a phase."""
+    """Join the integers of all observers, for a phase's all-reduce."""
     return JoinedWords(words for one in observers for words in one.list_words(batch, digest_program))
 
 
 class JoinedWords:
-    """The words of several observers behind one another."""
+    """The integers of several observers, one after another."""
 
     def __init__(self, parts: Iterable[Words]) -> None:
         self._parts = list(parts)
         self._counts: list[int] = []
 
     def collect(self) -> tuple[int, ...]:
-        """Return the words of this process."""
+        """Collect the integers of this process."""
         words = [part.collect() for part in self._parts]
         self._counts = list(map(len, words))
         return tuple(itertools.chain.from_iterable(words))
 
     def receive(self, words: np.ndarray) -> None:
-        """Hand the words of all processes on to those that told them."""
+        """Hand the integers of all processes to the observers that sent them."""
         ends = itertools.accumulate(self._counts)
         for part, count, end in zip(self._parts, self._counts, ends, strict=True):
             part.receive(words[:, end - count : end])

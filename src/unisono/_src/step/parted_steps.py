@@ -1,6 +1,7 @@
-"""Steps whose replicas run in several calls: those of a phase on all devices, the exchange, and the end of the step.
+"""Steps whose replicas run in several calls.
 
-The end of a step and the first replicas of the next one are one call, where one program does both.
+There are calls for each phase on all devices, the exchange, and the end of the step. The end of a step and the first replicas of
+the next one are one call, if one program does both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from unisono._src.typing import Logs
 
 
 class CallOutcome(NamedTuple):
-    """The results of the steps of one call, or of one step in several calls."""
+    """The results of one call's steps, or of one parted step."""
 
     logs: Logs
     outputs: list[RunOutput]
@@ -77,9 +78,10 @@ class PartedSteps:
         is_watched: bool = False,
         send_next: Callable[[], None] | None = None,
     ) -> None:
-        """Run a step until its totals are there. Its end is computed with the next step, or by `end`.
+        """Run a step until its totals are there.
 
-        `send_next` sends rows of the next step. It is called while the devices work.
+        Its end is computed with the next step, or by `end`. `send_next` sends rows of the next step. It is called while the
+        devices work.
         """
         if self._open is not None and not self._is_end_joined(self._open, batch, batch_plan):
             self.end()
@@ -98,12 +100,12 @@ class PartedSteps:
         self._open = OpenStep(batch, batch_plan, outputs)
 
     def end(self) -> None:
-        """Compute the end of the last step, if it is not computed yet."""
+        """Compute the end of the last step, unless it is computed."""
         if self._open is not None:
             self._call_and_close(self._open.batch, self._open.batch_plan.nothing, ((END,),) * self._mesh.size)
 
     def _call_and_close(self, batch: GlobalBatch, round_: Round, orders: Orders) -> CallResult:
-        """Call the program, and tell that the open step is finished, if there is one. After an interrupt it is not ended twice."""
+        """Call the program and report the end of an open step. After an interrupt the step is not ended twice."""
         step, self._open = self._open, None
         done = self._call([batch], round_, orders)
         if step is not None:
@@ -113,7 +115,7 @@ class PartedSteps:
         return done
 
     def _is_end_joined(self, step: OpenStep, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
-        """Return whether the first call of the next step is of the program that ends the open one."""
+        """Whether the next step's first call can end the open step. The same program must do both."""
         first = batch_plan.first_round
         is_same = step.batch_plan is batch_plan and step.batch.signature == batch.signature
         return is_same and first is not None and first.size == batch_plan.size_at_end
@@ -126,7 +128,7 @@ class PartedSteps:
         send_next: Callable[[], None] | None,
         lone: LoneReplica | None = None,
     ) -> list[RunOutput]:
-        """Run the replicas of a phase, and have their total on all devices: return their outputs."""
+        """Run the replicas of a phase, and give their outputs. Then all devices have the total of the phase."""
         finished: list[FinishedSums] = []
         outputs: list[RunOutput] = []
         layers = batch_plan.layers if lone is None else batch_plan.list_layers(alone=lone.replica)
@@ -146,7 +148,7 @@ class PartedSteps:
         return outputs
 
     def _run_round(self, batch: GlobalBatch, round_: Round, phase: int) -> CallResult:
-        """Run replicas; the end of the open step is computed before them."""
+        """Run the replicas of a round. The end of the open step is computed before them."""
         return self._call_and_close(batch, round_, order_round(round_, phase, after_end=self._open is not None))
 
     def _call_alone(self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int, replica: int, device: int) -> CallResult:
@@ -154,7 +156,7 @@ class PartedSteps:
         return self._run_round(batch, batch_plan.make_lone_round(replica, device), phase)
 
     def _describe_sum(self, batch: GlobalBatch, batch_plan: BatchPlan, phase: int) -> SumDescription:
-        """Return the sum of a phase, with what the processes tell one another along with it."""
+        """Describe the all-reduce of a phase, with the integers sent along."""
         digest_program = functools.partial(self._call.digest_finishing, batch, batch_plan)
         words = join_words(self._observers, batch, digest_program)
         return SumDescription(batch_plan.leaves, batch_plan.of_processes, self._device_state.describe_sums(phase), words)
@@ -166,7 +168,7 @@ class PartedSteps:
 
 @functools.lru_cache(maxsize=256)
 def order_round(round_: Round, phase: int, after_end: bool) -> Orders:
-    """Return the orders of each device to run its replicas in a phase. `after_end`: the end of the step before is computed first."""
+    """Build each device's orders for a phase of a round. With `after_end`, the end of the step before is computed first."""
     own = [
         NOTHING
         if run is None

@@ -1,4 +1,4 @@
-"""Steps in phases: a function of state, batch and constants is traced for a batch and for its shards, analysed, and cut."""
+"""Steps in phases. A function of state, batch and constants is traced for a batch and for its shards, analysed, and cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from unisono._src.typing import Array, PyTree
 
 
 class WholeStep:
-    """A step of one replica, which runs as it was traced."""
+    """A step of one replica, which runs as traced."""
 
     phases = 1
 
@@ -39,7 +39,7 @@ class WholeStep:
         self._traced = traced
 
     def describe_outputs(self, rows: int) -> list[jax.ShapeDtypeStruct]:
-        """Return what the replica returns, in shapes."""
+        """Describe in shapes what the replica returns."""
         return [jax.ShapeDtypeStruct(get_shape(output), get_type(output).dtype) for output in self._traced.outputs]
 
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
@@ -60,13 +60,13 @@ class PhasedCut:
         return ShardWork(shapes.merged, self._list_outputs(phase, shapes.outputs), shapes.kept)
 
     def _list_outputs(self, phase: int, values: list[Array]) -> list[Array]:
-        """Return what stays on the shards of a phase, in the order of the results of the step, in which one value may be twice."""
+        """List a phase's outputs in the order of the step's results. One value may be there twice."""
         known = dict(zip(self._phased.phases[phase].outputs, values, strict=True))
         variables = list_variables(self._phased.analysis.twins.outputs)
         return [known[variable] for variable in variables if variable in known]
 
     def describe_outputs(self, rows: int) -> list[jax.ShapeDtypeStruct]:
-        """Return what a replica of this number of rows returns, in shapes."""
+        """Describe in shapes what a replica of this size returns."""
         return self._phased.describe_returned(rows)
 
     def prepare(self, phase: int, known: Known) -> list[Array]:
@@ -86,9 +86,10 @@ class PhasedCut:
         return ShardWork(self._phased.spread(phase, size, result, place), outputs, result.kept)
 
     def finish(self, known: Known) -> StepEnd:
-        """Return the end of the step.
+        """Compute the end of the step.
 
-        XLA would compute what reads no state where the step does not end, too, from sums that are not complete, on which a loop may never end.
+        Without the barrier XLA would hoist what reads no state out of the loop that ends the step. It would then be computed in
+        calls that end no step, from incomplete sums. A loop on such sums may never end.
         """
         known = optimization_barrier(known) if self._phased.ends_with_loop else known
         values = self._list_values(known)
@@ -97,7 +98,7 @@ class PhasedCut:
         return self._traced.end([atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in outputs])[0]
 
     def inspect(self, state: State, rows: PyTree, constants: Sequence[Array], shards: Sequence[int]) -> list[Part]:
-        """Return what some shards give to the gradients and to the loss."""
+        """Compute some shards' parts of the gradients and of the loss."""
         run = run_shards(self._phased, jax.tree.leaves((state, constants)), jax.tree.leaves(rows))
         shares = [Shares(self._phased, run, shard) for shard in shards]
         return [
@@ -105,7 +106,7 @@ class PhasedCut:
         ]
 
     def _list_values(self, known: Known) -> Values:
-        """Return what is known of the step's values."""
+        """Collect the values that are known, by variable."""
         values = self._phased.find_start(jax.tree.leaves((known.state, known.constants)))
         for carried, made in zip(self._phased.carries, known.made, strict=False):
             values |= zip(carried, made, strict=True)
@@ -124,7 +125,7 @@ class PhasedSteps:
         self._traced: dict[Hashable, TracedStep] = {}
 
     def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
-        """Return the step for a batch."""
+        """Find the step for a batch. It is traced and cut if it is new."""
         key = self._inputs.kind(batch, batch.rows), batch_plan.sizes
         if key not in self._cuts:
             self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
@@ -146,9 +147,10 @@ class PhasedSteps:
             return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state))
 
     def _pair_any(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
-        """Return the programs of the batch and of another number of rows as twins: of a shard's, or of twice the batch's.
+        """Pair the batch's program with another size's, as twins.
 
-        The code has run for the batch. It may want more rows than a shard has, as the five hardest of all, or branch on their number.
+        The other size is a shard's, or twice the batch's. The code has run for the batch. It may need more rows than a shard has,
+        as for the five hardest of all, or branch on their number.
         """
         other = choose_traced(batch.rows, sizes)
         if self._function.is_of_replicas:  # which runs on the rows of a replica
@@ -162,7 +164,7 @@ class PhasedSteps:
         raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
 
     def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
-        """Return the step of a batch, cut into shards of these sizes."""
+        """Cut the step of a batch into shards of these sizes."""
         kinds = self._list_kinds(twins, batch, state)
         cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
         analysis = Analysis(cut, kinds, len(sizes))
@@ -185,7 +187,7 @@ class PhasedSteps:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
 
     def _list_kinds(self, twins: Twins, batch: GlobalBatch, state: State) -> list[Kind]:
-        """Return the kinds of the inputs: state, rows, values that replicas have left in an earlier step, constants."""
+        """List the kinds of the inputs. These are state, rows, carried values and constants."""
         before = len(jax.tree.leaves(state))
         after = len(twins.inputs) - len(self._inputs.constants)
         carried = range(before + len(batch.leaves), after)
@@ -194,7 +196,10 @@ class PhasedSteps:
         return [*[Everywhere()] * before, *rows, *own, *[Everywhere()] * (len(twins.inputs) - after)]
 
     def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepArguments:
-        """Return the arguments of a step of this number of rows. None is weakly typed, as a variable may be before the first step."""
+        """Describe the step's arguments in shapes, for this number of rows.
+
+        No shape is weakly typed, as a variable may be before the first step.
+        """
         shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants
         return StepArguments(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
 
@@ -209,7 +214,10 @@ class PhasedSteps:
     def inspect(
         self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
     ) -> tuple[list[Part], list[InspectedProgram]]:
-        """Return what each shard of this process gives, and the program of the whole batch. Values of earlier runs are of no whole batch."""
+        """Compute each shard's parts, and list the whole batch's program.
+
+        Nothing is known if values are carried over: they exist for replicas, not for the whole batch.
+        """
         if self._inputs.has_carried:
             return [([None] * len(self._function.list_recorded()[0][1]), None)] * len(batches), []
         rows = jax.tree.unflatten(batch.structure, [np.asarray(leaf.array, leaf.dtype) for leaf in batch.leaves])
@@ -222,5 +230,5 @@ class PhasedSteps:
 
 
 def choose_traced(rows: int, sizes: Sequence[int]) -> int:
-    """Return the number of rows for which a step is traced beside that of the batch: the size of a shard, but not of one row."""
+    """Choose the second number of rows to trace. It is the size of a shard, but never one row."""
     return max((size for size in sizes if 1 < size < rows), default=2 if rows > 2 else rows + 1)

@@ -1,4 +1,4 @@
-"""The plan of a global batch: its replicas by device, by subtree of the reduction tree, by number of rows."""
+"""The plan of a global batch. It lists replicas by device, by subtree of the reduction tree, and by number of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono._src.placement import Placement, split_evenly
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaRun:
-    """Neighbouring replicas with the same number of rows, which one call of a program runs."""
+    """Neighbouring replicas of one size, which one call runs."""
 
     size: int
     """The number of rows of each replica."""
@@ -35,7 +35,7 @@ Runs: TypeAlias = tuple[ReplicaRun | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Subtree:
-    """A subtree of the reduction tree whose sum a device finishes by itself."""
+    """A subtree of the reduction tree that one device sums."""
 
     device: int
     """The index of the device."""
@@ -58,13 +58,13 @@ class Round:
 
     @functools.cached_property
     def rows(self) -> tuple[range, ...]:
-        """Return the rows of each device."""
+        """The rows of each device."""
         return tuple(range(0) if run is None else run.rows for run in self.runs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A subtree of each device, whose sums the devices finish beside one another."""
+    """One subtree of each device. The devices compute these sums in parallel."""
 
     parts: tuple[Subtree | None, ...]
     """None for a device that has fewer subtrees."""
@@ -73,7 +73,7 @@ class Layer:
 
     @functools.cached_property
     def nodes(self) -> tuple[tuple[range, bool] | None, ...]:
-        """Return the node of the reduction tree that each device finishes, and whether there are rows under it."""
+        """The tree node that each device sums, and whether it has rows."""
         return tuple(None if part is None else (part.span, bool(part.runs)) for part in self.parts)
 
 
@@ -88,7 +88,7 @@ class Shard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """The work on one global batch, for a number of rows and a placement."""
+    """The work on one global batch, on a placement."""
 
     present: int
     """The number of replicas that have rows."""
@@ -111,7 +111,7 @@ class BatchPlan:
 
     @functools.cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """Return the shards of the replicas of this process that have rows, one by one."""
+        """The shards of this process, one for each replica with rows."""
         return tuple(
             Shard(
                 run.first + number,
@@ -125,11 +125,11 @@ class BatchPlan:
 
     @functools.cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Return the subtrees of this process, by what its devices compute beside one another."""
+        """The subtrees of this process, grouped for parallel work."""
         return self.list_layers()
 
     def list_layers(self, alone: int | None = None) -> tuple[Layer, ...]:
-        """Return the subtrees in layers, of which there is one at least. The replica `alone` is run in a call of its own."""
+        """List the subtrees in layers. There is at least one layer. The replica `alone` is run in a call of its own."""
         by_device = [[part for part in self.parts if part.device == device] for device in range(self.devices)]
         nothing: tuple[Subtree | None, ...] = (None,) * self.devices  # no replica of this process is in the tree
         layers = list(itertools.zip_longest(*by_device)) or [nothing]
@@ -137,39 +137,39 @@ class BatchPlan:
 
     @property
     def rows_of_replicas(self) -> tuple[range, ...]:
-        """Return the rows of each replica that has rows, in all processes."""
+        """The rows of each replica with rows, in all processes."""
         ends = itertools.accumulate(self.sizes, initial=self.first.start)
         return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
 
     def run_alone(self, replica: int) -> ReplicaRun:
-        """Return the run of one replica with rows by itself: of this process or of another one."""
+        """Build the run of a single replica. It may be of another process."""
         place = self.replicas.index(replica)
         return ReplicaRun(self.sizes[place], replica, 0, 1, self.rows_of_replicas[place])
 
     @functools.cached_property
     def whole(self) -> Round | None:
-        """Return the replicas of the one call that is the whole step, or None where the step needs several devices or programs."""
+        """The one call that runs the whole step, if any. It is None if the step needs several devices or programs."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
         return self.layers[0].rounds[0] if alone else None
 
     @functools.cached_property
     def first_round(self) -> Round | None:
-        """Return the replicas of the first call, or None where no replica of this process has rows."""
+        """The replicas of the first call. It is None if no replica of this process has rows."""
         return next((round_ for layer in self.layers for round_ in layer.rounds), None)
 
     @functools.cached_property
     def nothing(self) -> Round:
-        """Return the call that runs no replica, by the program that ends the step."""
+        """The call that runs no replica. Its program is the one that ends the step."""
         return make_round(self.size_at_end, {}, self.devices)
 
     def make_lone_round(self, replica: int, device: int) -> Round:
-        """Return the call that runs one replica by itself on a device, wherever it runs otherwise."""
+        """Build the call that runs one replica on a device. The replica may belong to another device."""
         run = self.run_alone(replica)
         return make_round(run.size, {device: run}, self.devices, self.replicas.index(replica))
 
 
 def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
-    """Return the runs with one replica in a run of its own."""
+    """Split the runs, so that one replica has its own."""
     pieces: list[ReplicaRun] = []
     for run in runs:
         place = replica - run.first
@@ -183,13 +183,16 @@ def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
 
 
 def make_round(size: int, runs: Mapping[int, ReplicaRun], devices: int, place: int = 0) -> Round:
-    """Return the call that runs replicas on some of the devices, as sums of their own."""
+    """Build the call of these runs. Each device sums its run by itself."""
     each = range(devices)
     return Round(size, tuple(map(runs.get, each)), (place,) * devices, tuple(device in runs for device in each))
 
 
 def list_rounds(parts: Sequence[Subtree | None], alone: int | None = None) -> Iterator[Round]:
-    """Yield the calls that run the replicas of subtrees, one of each device. Devices whose next replicas have one size are called together."""
+    """Yield the calls that run the replicas of subtrees.
+
+    Each device has one subtree. Devices whose next replicas have the same size are called together.
+    """
     runs_of_devices = [() if part is None else part.runs for part in parts]
     starts = [0 if part is None else part.span.start for part in parts]
     waiting = [list(runs if alone is None else split_runs(runs, alone)) for runs in runs_of_devices]
@@ -210,7 +213,7 @@ def list_rounds(parts: Sequence[Subtree | None], alone: int | None = None) -> It
 
 
 def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> BatchPlan:
-    """Return the plan of a global batch. `sizes` are the rows of each replica; None splits the rows evenly."""
+    """Plan a global batch. `sizes` are the rows of each replica. With None the rows are split evenly."""
     if sizes is None:
         shards = split_evenly(rows, placement.replicas)
     else:
@@ -221,7 +224,7 @@ def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -
     leaves = list(range(placement.replicas)) if present == list(range(len(present))) else present
 
     def cover_block(block: range) -> list[range]:
-        """Return the subtrees over a block of replicas."""
+        """List the subtrees over a block of replicas."""
         block_leaves = range(bisect.bisect_left(leaves, block.start), bisect.bisect_left(leaves, block.stop))
         return reduction_tree.list_subtrees(block_leaves, range(len(leaves))) if block_leaves else []
 
@@ -249,7 +252,7 @@ def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -
 
 
 def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[ReplicaRun, ...]:
-    """Return the runs of a subtree: neighbours of one size; at most two runs where rows are split evenly."""
+    """Group neighbours of one size into runs. There are at most two runs if rows are split evenly."""
     runs: list[ReplicaRun] = []
     for before, leaf in enumerate(span):
         replica = leaves[leaf]

@@ -1,4 +1,4 @@
-"""The step of predict: the outputs of every row, in order, and the state that the forward pass leaves."""
+"""The step of predict. It gives the outputs of all rows, in order, and the state after the forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unisono._src.xla.programs import DeviceProgram
 
 
 class PredictStep:
-    """The step of predict: takes (weights, other state) and global batches; returns outputs, on the lead device, and the new state."""
+    """The step of predict, from (weights, other state) and global batches. Outputs are on the lead."""
 
     has_own_logs = True
 
@@ -37,7 +37,7 @@ class PredictStep:
         self._rows_of_all = get_row_gatherer(placement) if placement.processes else None
 
     def __call__(self, state: State, batches: Sequence[GlobalBatch]) -> tuple[Outputs, State]:
-        """Return the outputs of all the batches' rows, and the new state."""
+        """Compute the outputs of all rows and the new state."""
         outputs: list[Outputs] = []
         for batch in batches:
             whole, runs = self._step.outputs(state, [batch])
@@ -52,7 +52,7 @@ class PredictStep:
 
     @property
     def state(self) -> State:
-        """Return the newest state, on the lead device; empty before the first step."""
+        """The newest state, on the lead. It is empty before the first step."""
         return self._step.state
 
     def forget(self) -> None:
@@ -60,7 +60,7 @@ class PredictStep:
         self._step.forget()
 
     def _collect_rows(self, batch: GlobalBatch, runs: list[RunOutput]) -> list[Array]:
-        """Return the outputs of all rows of a batch, on the lead."""
+        """Collect the outputs of all rows of a batch, on the lead."""
         lead = self._placement.lead
         parts = sorted((part for output in runs for part in output.list_runs()), key=lambda part: part[0].first)
         arrays = device_put([blocks for _, blocks in parts], lead)
@@ -70,7 +70,7 @@ class PredictStep:
         return own if self._rows_of_all is None else self._gather_rows(batch, own)
 
     def _gather_rows(self, batch: GlobalBatch, own: list[Array]) -> list[Array]:
-        """Return the outputs of all processes."""
+        """Gather the outputs of all processes."""
         assert self._rows_of_all is not None
         assert isinstance(self._step, Step)
         sizes = count_shard_rows(batch, self._placement.replicas)
@@ -83,12 +83,15 @@ class PredictStep:
 
 
 def make_row_joiner(counts: tuple[int, ...]) -> DeviceProgram:
-    """Return the program that joins the rows of runs with these numbers of replicas."""
+    """Build the program that joins the rows of runs. `counts` are the replicas of each run."""
     return DeviceProgram(functools.partial(join_rows, counts))
 
 
 def join_rows(counts: Sequence[int], runs: Sequence[Sequence[Array]]) -> list[Array]:
-    """Return each output as one array of rows; `counts` are the replicas of each run, which lie stacked and first in its arrays."""
+    """Join each output to one array of rows.
+
+    `counts` are the replicas of each run. They lie first in its arrays, behind them is unused room.
+    """
     by_output = [
         [array[:count].reshape(-1, *array.shape[2:]) for array in arrays] for count, arrays in zip(counts, runs, strict=True)
     ]

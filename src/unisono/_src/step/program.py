@@ -1,9 +1,9 @@
-"""The step program: the one program of training and of evaluation, for shards of one number of rows.
+"""The step program: one program for training and evaluation.
 
-It is compiled once and does every part of a step: it runs shards in each phase, adds what they hand on, finishes the step, and goes on to the
-next step, as its orders say. A device that runs all replicas of several steps and a device that runs a single replica in one phase of a step run
-the same machine code, with other orders. That is why placements and the number of steps in a call cannot change a bit: two programs of the
-same source could.
+It is for shards of one number of rows, and is compiled once. It does every part of a step: it runs shards in each phase, adds
+what they hand on, finishes the step, and goes on to the next step, as its orders say. A device that runs all replicas of several
+steps and a device that runs a single replica in one phase of a step run the same machine code, with other orders. That is why
+placements and the number of steps in a call cannot change a bit: two programs of the same source could.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class StepBuffers(NamedTuple):
-    """The device state that a call starts from and leaves behind; its memory is donated."""
+    """The device state that a call reads and replaces. Its memory is donated."""
 
     state: State
     sums: list[running_sums.Sums]
@@ -62,7 +62,7 @@ class CallResult(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """The values that one step of a call hands to the next step."""
+    """The values that a step hands to the next one."""
 
     work: StepBuffers
     logs: Logs
@@ -71,7 +71,7 @@ class Carry(NamedTuple):
 
 
 class PhaseCarry(NamedTuple):
-    """The values that one shard of a phase hands to the next one."""
+    """The values that a shard hands to the next one."""
 
     sums: running_sums.Sums
     outputs: ReplicaOutputs
@@ -137,7 +137,7 @@ class StepProgram:
         return work, CallResult(logs, outputs, digests)
 
     def describe(self, state: State, constants: Sequence[Array], batch: PyTree) -> StepShapes:
-        """Return what the functions of the step return, in shapes; all arguments may be shapes."""
+        """Describe in shapes what the step's functions return. All arguments may be shapes."""
         known = Known(state, [], [], constants)
         if self._has_one_replica:
             end, outputs = eval_shape(self._alone.run_alone, known, batch)
@@ -153,7 +153,7 @@ class StepProgram:
     def _run_phases(
         self, carry: Carry, known: Known, orders: CallOrders, shard_of: ShardOf, like: StepShapes
     ) -> tuple[Carry, list[list[Array]]]:
-        """Run the phases that the orders say; return what they leave behind, and what was computed before each."""
+        """Run the ordered phases and compute what comes before each."""
         known = known._replace(state=carry.work.state)
         work, outputs = carry.work, carry.outputs
         for phase in range(self._cut.phases):
@@ -163,7 +163,7 @@ class StepProgram:
         return carry._replace(work=work, outputs=outputs), known.made
 
     def _prepare(self, phase: int, known: Known, is_read: Array, work: StepBuffers, like: StepShapes) -> list[Array]:
-        """Return what is computed once before a phase."""
+        """Compute what a phase needs once, before its shards."""
 
         def prepare(number: Array, _: list[Array]) -> list[Array]:
             all_known = add_totals(known, work, like, phase)
@@ -181,7 +181,7 @@ class StepProgram:
         shard_of: ShardOf,
         like: StepShapes,
     ) -> tuple[StepBuffers, ReplicaOutputs]:
-        """Run the shards of a phase, if the orders say so, and add up what they hand on."""
+        """Run the shards of a phase, if ordered, and sum results."""
         is_on = ((phase >= cast(Array, orders.phase)) & (phase < cast(Array, orders.end))).astype(jnp.int32)
         is_last = phase == self._cut.phases - 1
         (size,) = {leaf.shape[0] for leaf in jax.tree.leaves(eval_shape(shard_of, jnp.int32(0)))[:1]}
@@ -209,7 +209,7 @@ class StepProgram:
         return work._replace(sums=sums, kept=work.kept | all_kept), done.outputs if is_last else outputs
 
     def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:
-        """Return the end of the step, if the orders say that it ends."""
+        """Compute the end of the step, if the orders end it."""
 
         def end(_: Array, before: StepEnd) -> StepEnd:
             all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
@@ -219,40 +219,44 @@ class StepProgram:
         return fori_loop(0, orders.finishing, end, start)
 
     def _keep_dtypes(self, end: StepEnd, carry: Carry) -> StepEnd:
-        """Return the end of a step with the state in the dtypes that it has."""
+        """Convert the state of a step's end to its old dtypes."""
         return self._drop_untold(end)._replace(state=keep_dtypes(end.state, carry.work.state))
 
     def _drop_untold(self, end: StepEnd) -> StepEnd:
-        """Return the end of a step without what only a record reads, where there is none: a loop must not carry it."""
+        """Drop gradients and loss of a step that is not recorded. A loop must not carry them."""
         return end if self._digest_stage.is_on else end._replace(gradients=[], loss=jnp.float32(0))
 
     def _hand_on(self, carry: Carry, end: StepEnd, number: Array, is_finished: Whole) -> Carry:
-        """Return what the next step starts from."""
+        """Build the carry of the next step."""
         digests = self._digest_stage.put(carry.digests, number, is_finished, end)
         return Carry(carry.work._replace(state=end.state), end.logs, carry.outputs, digests)
 
 
 def stay_in_loop(number: Array, known: Known) -> Known:
-    """Return what is known, in a form that keeps what follows from it in the loop in whose step `number` it is read.
+    """Tie known values to a loop's step `number`.
 
-    XLA would move it out, and so compute it where the loop has no steps, too, from sums that are not complete, on which a loop may never end.
+    XLA hoists what does not depend on the step out of the loop. It would then be computed even if the loop has no steps, from
+    incomplete sums. A loop on such sums may never end.
     """
     return optimization_barrier((known, number))[0]
 
 
 def add_totals(known: Known, work: StepBuffers, like: StepShapes, count: int) -> Known:
-    """Return what is known with the totals of the first phases. They are read where they are needed: outside of a loop they would be copied."""
+    """Add the totals of the first phases to the known values.
+
+    They are read inside each loop: outside of it they would be copied.
+    """
     pairs = zip(work.sums[:count], like.shards, strict=False)
     return known._replace(totals=[unpack_tree(running_sums.get_place(sums), shard.added) for sums, shard in pairs])
 
 
 def put_item(items: list[T], place: int, item: T) -> list[T]:
-    """Return the list with another item at a place."""
+    """Replace the item at a position of a list."""
     return [*items[:place], item, *items[place + 1 :]]
 
 
 def take_slot(batches: PyTree, index: Array) -> PyTree:
-    """Return the rows at an index of the first axis; an axis of one needs no index."""
+    """Take the rows at an index of the first axis. An axis of length one needs no index."""
     return map_tree(lambda a: a[0] if len(a) == 1 else take_index(a, index, keepdims=False), batches)
 
 
@@ -261,5 +265,5 @@ def make_zeros(like: T) -> T:
 
 
 def keep_dtypes(new: PyTree, old: PyTree) -> PyTree:
-    """Return the new arrays in the dtypes of the old ones: what a loop carries keeps its type."""
+    """Convert new arrays to the dtypes of the old. The types of a loop's carry must not change."""
     return map_tree(lambda n, o: lax.convert_element_type(n, o.dtype), new, old)

@@ -65,7 +65,7 @@ class ProgramCalls:
         """What the newest program is for, by which its digest is kept."""
 
     def prepare(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
-        """Take steps of this kind for the calls that follow; return how many phases they have."""
+        """Select the kind of the next steps and count its phases."""
         state = self._device_state.shapes
         cut = self._cut = self._cutter.cut(batch, batch_plan, state)
         if cut not in self._programs:
@@ -78,7 +78,7 @@ class ProgramCalls:
         return cut.phases
 
     def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
-        """Return the layout of the buffers of a step."""
+        """Compute the layout of a step's buffers."""
         if self._placement.replicas == 1:
             return BufferLayout()
         sizes = sorted(set(batch_plan.sizes))
@@ -100,7 +100,7 @@ class ProgramCalls:
     def _describe(
         self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State
     ) -> StepShapes:
-        """Return what the functions of a step return for shards of `size` rows, in shapes."""
+        """Describe in shapes a step's results, for shards of `size` rows."""
         key = cut, self._inputs.kind(batch, size)
         if key not in self._shapes:
 
@@ -115,21 +115,24 @@ class ProgramCalls:
         return self._shapes[key]
 
     def __call__(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> CallResult:
-        """Call the program for the replicas of a round: each device runs its own by its orders."""
+        """Call the program for the replicas of a round. Each device runs its own replicas by its orders."""
         program, args = self._find_program(group, round_, orders)
         with self.interrupts:
             self._device_state.work, done = program(*args)
         return done
 
     def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
-        """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
+        """Digest the program that finishes a step.
+
+        It is traced and compiled first if it is new. Only programs of several processes are digested.
+        """
         key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
         if key not in self._digests:
             self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
         return self._digests[key]
 
     def _find_program(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> tuple[Compiled, Arguments]:
-        """Return the program, loaded on the devices, and its arguments."""
+        """Find the program, loaded on the devices, and its arguments."""
         assert self._cut is not None  # calls are prepared
         args = (
             self._device_state.work,

@@ -1,4 +1,4 @@
-"""The outputs of replicas, which stay on their devices, and their way into a later step."""
+"""The outputs of replicas, which stay on their devices. A later step may take them as inputs."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ class RunOutput(NamedTuple):
     """One array for each output, over the devices, of which each has a first axis of replicas, with room for more than it ran."""
 
     def list_runs(self) -> list[tuple[ReplicaRun, list[Array]]]:
-        """Return the run of each device that ran replicas, with its part of the arrays, on the device."""
+        """List each device's run with its part of the arrays. A part is on its device. Devices without a run are left out."""
         blocks = list(map(self.mesh.list_blocks, self.arrays))
         return [(run, [block[device] for block in blocks]) for device, run in enumerate(self.runs) if run is not None]
 
     def list_values(self, index: int) -> dict[int, Array]:
-        """Return an output of each replica, on its device."""
+        """List an output of each replica, on its device."""
         return {run.first + number: arrays[index][number] for run, arrays in self.list_runs() for number in range(run.count)}
 
 
 class CarriedValue(Protocol):
-    """One array of the outputs of an earlier step, which replicas take as input."""
+    """An output of an earlier step, as an input of replicas."""
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
-        """Return the shape of the value of a replica with this number of rows."""
+        """Describe in shapes the value of a replica of this size."""
         ...
 
     @property
     def own(self) -> Mapping[int, Array]:
-        """Return the values of the replicas of this process that had rows, by the replicas' numbers."""
+        """The values of this process's replicas with rows, by their numbers."""
         ...
 
     @property
     def present(self) -> Mapping[int, Array]:
-        """Return the values of the replicas of all processes that had rows, by the replicas' numbers."""
+        """The values of all processes' replicas with rows, by their numbers."""
         ...
 
     def on(self, runs: Runs) -> Array:
-        """Return the values of the replicas of one call, stacked, over the devices."""
+        """Stack the values of one call's replicas, on their devices."""
         ...
 
     def make_rows_error(self) -> ValueError:
-        """Return the error about a batch of other rows than those that the values were made of."""
+        """Build the error about a batch of other rows. The values were computed of a batch of other sizes."""
         ...
 
 
 def describe_replica_batch(batch: GlobalBatch, carried: Sequence[CarriedValue], rows: int) -> PyTree:
-    """Return what a replica with this number of rows gets, in shapes: its rows, or (rows, values) where values are carried over."""
+    """Describe in shapes a replica's input, for this number of rows. It is rows, or (rows, values) if values are carried over."""
     shapes = batch.shapes(rows)
     return (shapes, [value.shapes(rows) for value in carried]) if carried else shapes

@@ -1,8 +1,9 @@
-"""The sum of the reduction tree inside a compiled loop: a stack of sums of 1, 2, 4, ... neighbours, the longest at the bottom.
+"""The sum of the reduction tree inside a compiled loop.
 
-Adding a replica is counting up by one in binary: sums of equal length are added, the left one in front, until all lengths differ.
-At the end the stack is added from the top down. Both are the additions of `reduction_tree.sum_tree`, in its order; replicas
-without rows are the last ones and are not counted at all. A replica's contribution takes a place only when nothing is left to add to it.
+It is a stack of sums of 1, 2, 4, ... neighbours, the longest at the bottom. Adding a replica is counting up by one in binary:
+sums of equal length are added, the left one in front, until all lengths differ. At the end the stack is added from the top down.
+Both are the additions of `reduction_tree.sum_tree`, in its order. Replicas without rows are the last ones and are not counted at
+all. A replica's contribution takes a slot only when nothing is left to add to it.
 
 What is added was written outside of the loop that adds it, so that no multiplication before a sum can be fused into it.
 """
@@ -24,7 +25,7 @@ Sums = PackedTree
 
 
 def count_places(replicas: int) -> int:
-    """Return how many places the stack needs: the largest number of set bits in the numbers up to this one.
+    """Count the slots that the stack needs. It is the largest number of set bits in the numbers up to `replicas`.
 
     >>> [count_places(replicas) for replicas in (1, 2, 3, 7, 8, 16)]
     [1, 1, 2, 3, 3, 4]
@@ -33,12 +34,12 @@ def count_places(replicas: int) -> int:
 
 
 def get_place(sums: Sums, place: int | Array = 0) -> PackedTree:
-    """Return the sum at a place."""
+    """Read the sum in a slot."""
     return map_tree(lambda places: take_index(places, place, keepdims=False), sums)
 
 
 def set_place(sums: Sums, place: int | Array, value: PackedTree) -> Sums:
-    """Return the sums with the value at a place."""
+    """Write a value into a slot of the sums."""
     return map_tree(lambda places, new: update_index(places, new, place, 0), sums, value)
 
 
@@ -54,7 +55,10 @@ def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
 
 
 def push_tree(sums: Sums, before: Array, tree: PyTree) -> Sums:
-    """Add one more value, the arrays of a tree, after `before` others. A kernel does not pack them first: it adds in one pass over memory."""
+    """Add one more value, a tree, after `before` others.
+
+    A kernel does not pack its arrays first: it adds in one pass over memory.
+    """
     leaves = jax.tree.leaves(tree)
     singles = [leaf for leaf in leaves if leaf.dtype == "float32"]
     if not singles or not uses_kernels():

@@ -1,4 +1,7 @@
-"""The step of fit, evaluate and `run`: takes state and global batches, and returns the new state, logs and outputs of replicas."""
+"""The step of fit, evaluate and `run`.
+
+It takes state and global batches, and gives the new state, logs and outputs of replicas.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ class Step:
         most_steps: int = MOST_STEPS,
         observers: Sequence[StepObserver] = (),
     ) -> None:
-        """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them."""
+        """Prepare steps of at most `most_steps` a call.
+
+        A call has room for the batches of all of them. Profiles call the program `name`.
+        """
         self.observers = observers
         self._function = function
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
@@ -64,15 +70,16 @@ class Step:
         self._newest = NO_OUTCOME
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
-        """Return the logs after the last of the batches, and the state."""
+        """Run steps and give the last one's logs and the state."""
         return self.outputs(state, batches, constants)[0], self.state
 
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()
     ) -> tuple[Logs, list[RunOutput]]:
-        """Return the logs and the replicas' outputs of the last of the batches; the new state is then `self.state`.
+        """Run steps and give the last one's logs and replica outputs.
 
-        Replicas get a batch's rows, or (rows, values) where values of an earlier step are carried over.
+        The new state is then `self.state`. Replicas get a batch's rows, or (rows, values) if values of an earlier step are
+        carried over.
         """
         self._newest = NO_OUTCOME
         self._has_state = False
@@ -114,7 +121,7 @@ class Step:
         return self._digest_program(self._mesh.lead, None, self._device_state.lead_state)
 
     def _open_watched(self, number: int, batch: GlobalBatch) -> None:
-        """Have the observers see a step by itself, before it reads rows."""
+        """Show a step to the observers before it reads rows."""
         batch_plan = self._plan_of(batch)
 
         def inspect() -> InspectedStep:
@@ -136,34 +143,37 @@ class Step:
             self._note_end(group, self._run_together(group, batch_plan, whole))
 
     def _send_ahead(self, group: list[GlobalBatch]) -> None:
-        """Send the first rows of a step to the devices, before it asks for them."""
+        """Send the first rows of a later step to the devices."""
         batch_plan = self._plan_of(group[0])
         if batch_plan.whole is None and batch_plan.first_round is not None:  # several whole steps are sent together
             self._inputs.send_batches(group[:1], batch_plan.first_round)
 
     def _note_end(self, group: list[GlobalBatch], outcome: CallOutcome) -> None:
-        """Note steps that are finished."""
+        """Report finished steps to the observers."""
         self._newest = outcome
         for observer in self.observers:
             observer.after_steps(group, outcome.digests)
 
     @property
     def _wants_digests(self) -> bool:
-        """Return whether digests of the steps are wanted."""
+        """Whether any observer needs digests of the steps."""
         return any(observer.wants_digests for observer in self.observers)
 
     @property
     def state(self) -> State:
-        """Return the newest state, on the lead device; empty where the last call stopped before it took the state that it was given."""
+        """The newest state, on the lead. It is empty if the last call stopped before it took its state."""
         return self._device_state.give_state() if self._has_state else ()
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
-        """Return what describes the outputs of a replica of the last step, which was of this batch, by the number of its rows."""
+        """Find how to describe a replica's outputs of the last step.
+
+        The result is a function of the number of rows. The last step was of this batch.
+        """
         return self._cutter.cut(batch, self._plan_of(batch), self._device_state.shapes).describe_outputs
 
     @property
     def has_own_logs(self) -> bool:
-        """Return whether logs are others than the results of the metrics; known after the first call."""
+        """Whether logs differ from the metrics' results. It is known after the first call."""
         return self._function.has_own_logs
 
     def forget(self) -> None:

@@ -1,6 +1,7 @@
-"""The digests of steps, inside the step program: of the gradient, the weights and the optimizer's state, by variable.
+"""The digests of steps, inside the step program.
 
-They are computed from arrays that the step has already written, so that they change no bit of it.
+There are digests of the gradient, the weights and the optimizer's state, by variable. They are computed from arrays that the step
+has already written, so that they change no bit of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from unisono._src.xla.rewrite import uses_kernels
 
 
 class StepDigests(NamedTuple):
-    """The digests and the losses of the steps of a call: a row for each step."""
+    """The digests and losses of a call, one row a step."""
 
     digests: Array
     """(step, array, lane)"""
@@ -30,12 +31,12 @@ class StepDigests(NamedTuple):
 
 
 def make_room(steps: int, parts: int) -> StepDigests:
-    """Return digests of steps, all zero."""
+    """Make digests of steps, all zero."""
     return StepDigests(jnp.zeros((steps, parts, LANES), jnp.uint32), jnp.zeros(steps, jnp.float32))
 
 
 def put_step(digests: StepDigests, number: Array, arrays: Sequence[Array], loss: Array) -> StepDigests:
-    """Return the digests with those of one more step."""
+    """Write the digests of one more step."""
     number_of_loss = loss.astype(jnp.float32).reshape(()) if loss.size == 1 else jnp.asarray(UNTOLD_LOSS)
     return StepDigests(
         update_index(digests.digests, digest_arrays(arrays), number, 0), update_index(digests.losses, number_of_loss, number, 0)
@@ -43,7 +44,7 @@ def put_step(digests: StepDigests, number: Array, arrays: Sequence[Array], loss:
 
 
 def digest_arrays(arrays: Sequence[Array]) -> Array:
-    """Return the digests (array, lane)."""
+    """Compute the digests (array, lane) of arrays."""
     if not uses_kernels():
         return jnp.stack([digest_in_program(array.ravel()) for array in arrays])
     distinct = {id(array): array for array in arrays}
@@ -59,14 +60,17 @@ class DigestStage:
         self.is_on = is_recorded
 
     def make_room(self, like: StepEnd, batches: PyTree) -> list[StepDigests]:
-        """Return room for the digests of the steps of a call; `like` is the end of a step, in shapes."""
+        """Make room for the digests of a call. `like` is the end of a step, in shapes."""
         if not self.is_on:
             return []
         steps = max(1, len(jax.tree.leaves(batches)[0]) // self._replicas)
         return [step_digests.make_room(steps, len(like.gradients) + len(list_state_arrays(like.state)))]
 
     def put(self, digests: list[StepDigests], number: Array, is_finished: int | Array, end: StepEnd) -> list[StepDigests]:
-        """Put the digests of a step that was finished. The loop keeps them apart: they must not change how the step is computed."""
+        """Write the digests of a step that was finished.
+
+        A loop keeps them apart: they must not change how the step is computed.
+        """
         arrays = [*end.gradients, *list_state_arrays(end.state)]
 
         def put(_: Array, digests: StepDigests) -> StepDigests:
@@ -76,10 +80,10 @@ class DigestStage:
 
 
 def list_state_arrays(state: State) -> list[Array]:
-    """Return the arrays of the state that are recorded: all but those of metrics, the last group."""
+    """List the recorded arrays of a state. The last group, of metrics, is left out."""
     return [array for group in state[:-1] for array in group]
 
 
 def digest_state(state: State) -> Array:
-    """Return the digests of the arrays of the state that are recorded."""
+    """Digest the recorded arrays of a state."""
     return step_digests.digest_arrays(list_state_arrays(state))

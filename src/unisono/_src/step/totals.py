@@ -16,20 +16,20 @@ from unisono._src.xla.programs import DeviceProgram
 
 
 class ReplicaSum:
-    """The total of one kind of contribution over replicas that have run one by one, on the lead."""
+    """The total of replicas that run one by one. It is computed on the lead, for one kind of contribution."""
 
     def __init__(self, exchange: LeadExchange) -> None:
         self._exchange = exchange
         self._pack = DeviceProgram(pack_tree)
 
     def __call__(self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, words: Words) -> PyTree:
-        """Return the total.
+        """Compute the total.
 
         Args:
             contributions: Those of the replicas of this process that have rows, by the replicas' numbers.
             batch_plan: The plan of the batch.
             like: A contribution, in shapes.
-            words: What processes tell one another with it.
+            words: The integers that processes exchange with it.
         """
         sums: dict[range, PackedTree | None] = {range(n, n + 1): None for part in batch_plan.parts for n in part.span}
         for shard in batch_plan.shards:

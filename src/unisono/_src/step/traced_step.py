@@ -1,4 +1,4 @@
-"""A step as JAX traces it: its function, and the program for a number of rows, with what is marked in it."""
+"""A step as JAX traces it. It has the program for a number of rows, with marked values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ class StepFunction(Protocol):
     def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]: ...
 
     def list_recorded(self) -> RecordedVariables:
-        """Return the variables of what is recorded of a step. It is not traced."""
+        """List the variables that a record of a step has. The function is not traced for it."""
         ...
 
     def note_gathered(self, gathered: Sequence[tuple[str, int]]) -> None:
-        """Take note of rows that are gathered inside of the step: the scopes of the equation that wants them, and their bytes."""
+        """Take note of rows that are gathered inside the step.
+
+        Each item is the scopes of the equation that reads them, and their bytes.
+        """
         ...
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
@@ -46,7 +49,7 @@ class StepFunction(Protocol):
         ...
 
     def refuse_other_programs(self, error: ProgramsDifferError) -> None:
-        """Refuse code that is another program for another number of rows, if it cannot be computed for the whole batch."""
+        """Refuse code whose program changes with the number of rows. It is accepted if it can be computed for the whole batch."""
         ...
 
 
@@ -59,7 +62,7 @@ class StepArguments(NamedTuple):
 
 
 class TracedStep:
-    """The program of a step for a number of rows; behind its results, what is marked in it."""
+    """The program of a step for a number of rows. Marked values are its last results."""
 
     def __init__(self, function: StepFunction, shapes: StepArguments, lead: jax.Device) -> None:
         with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LAYER_SCOPE):
@@ -72,7 +75,7 @@ class TracedStep:
         self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
 
     def end(self, results: Sequence[Array | None]) -> tuple[StepEnd, list[Array]]:
-        """Return the results of the program as those of a step, and what replicas return. Logs that are None are left out."""
+        """Split the program's results into step results and replica outputs. Logs that are None are left out."""
         counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self.gradients), len(self.losses)]
         state, logs, gradients, losses, outputs = (
             results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
