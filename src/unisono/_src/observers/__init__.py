@@ -1,1 +1,1 @@
-"""Observers of a step: the comparison between processes, and the verification of devices."""
+"""Observers of a step. They compare it between processes, or verify its devices."""

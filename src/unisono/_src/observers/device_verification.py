@@ -1,6 +1,7 @@
-"""Verification inside of a process: another device computes the contribution again, and a third run decides at once.
+"""Verification inside a process, by a second device.
 
-Where a process does not make the step, it says so with the sum of the step, so that no other process makes it either.
+The other device computes a contribution again, and a third run decides at once if they differ. A process that does not finish the
+step says so with the all-reduce of the step, so that no other process finishes it either.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Fault(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The error of a step with a fault, and whether the step is made."""
+    """The error of a faulty step, and whether the step is finished."""
 
     error: DeviceFaultError
     is_step_made: bool
@@ -47,7 +48,7 @@ class Judgement(NamedTuple):
 
 
 class DeviceVerification(Verification):
-    """The choice of replica and devices, and the judgement of what the devices computed."""
+    """The choice of replica and devices, and the comparison of results."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
         super().__init__(rate, placement)
@@ -56,7 +57,7 @@ class DeviceVerification(Verification):
 
     @property
     def words(self) -> AttemptWords | None:
-        """Return what processes tell each other; None where there is one process."""
+        """The digests that processes exchange. It is None if there is one process."""
         return self._words if self._placement.processes else None
 
     def begin(self) -> None:
@@ -64,7 +65,10 @@ class DeviceVerification(Verification):
         self._words.own = NO_ATTEMPT
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows."""
+        """Choose the replica that a step verifies.
+
+        Replicas take turns, and so do the devices. It is None if this process has no rows.
+        """
         self.begin()
         owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
         if not owners:
@@ -79,7 +83,7 @@ class DeviceVerification(Verification):
         """Compute nothing: each process verifies itself."""
 
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
-        """Return the contribution with which the step goes on, after another device has computed it as well."""
+        """Choose the contribution that counts, after a second device computed it."""
         second = run_on(verified.computed_by[1])
         if first.digest == second.digest:
             return first.contribution
@@ -92,17 +96,20 @@ class DeviceVerification(Verification):
         return fault.right.contribution
 
     def _keep(self, judgement: Judgement) -> None:
-        """Keep a judgement until the sums of the step are there, and have the other processes told if the step is not made."""
+        """Keep a judgement until the sums of the step are there.
+
+        The other processes learn from the all-reduce if the step is not finished.
+        """
         self._judgement = judgement
         if not judgement.is_step_made:
             self._words.own = NOT_MADE
 
     def end_round(self, verified: VerifiedReplica) -> bool:
-        """Return False: the step is judged when the replica is run."""
+        """End a round. No other round follows: the step is judged when the replica is run."""
         return False
 
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error to raise when the step is finished; raise it at once where the step is not to be finished."""
+        """Find the error to raise after the step. It is raised at once if the step must not be finished."""
         if self._judgement is None:
             return None
         if not self._judgement.is_step_made:
@@ -110,7 +117,7 @@ class DeviceVerification(Verification):
         return self._judgement.error
 
     def check_processes(self) -> None:
-        """Raise an error where another process does not make the step."""
+        """Raise an error if another process does not finish the step."""
         if self._placement.processes is None or NOT_MADE not in self._words.received:
             return
         process = self._words.received.index(NOT_MADE)
@@ -120,7 +127,7 @@ class DeviceVerification(Verification):
         ) from (None if self._judgement is None else self._judgement.error)
 
     def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
-        """Return the fault; None where attempts do not tell which device is at fault."""
+        """Find which of two devices is at fault. It is None if more runs do not show it."""
         devices = range(len(self._placement.devices))
         third_device = next((index for index in devices if index not in (first.device, second.device)), None)
         pairs = (first, second), (second, first)

@@ -1,4 +1,4 @@
-"""A replica that is run by itself, beside the sums of its device, and whose contribution is added to them afterwards."""
+"""A replica that is run by itself, beside its device's sums. Its contribution is added to these sums afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class LoneReplicas:
         self._digest_program = DeviceProgram(rewrite_function(digest_contribution, placement.lead.platform))
 
     def run(self, index: int, phase: WatchedPhase, replica: int) -> tuple[Attempt, CallResult]:
-        """Return (the contribution of one replica to a phase, the result of its call). The sums of all devices stay as they are."""
+        """Run one replica in a phase, into sums of its own.
+
+        The result is (its contribution, the result of its call). The sums of all devices stay as they are.
+        """
         state, number = phase.device_state, phase.number
         sums = state.work.sums[number]
         like = state.describe_sums(number)
@@ -54,13 +57,13 @@ class LoneReplicas:
         return self._take_program(self._mesh.devices[index], describe_key(own), own)
 
     def _digest(self, index: int, contribution: PackedTree) -> tuple[int, ...]:
-        """Return the digest of a contribution on a device, which is waited for."""
+        """Digest a contribution on a device, and wait for it."""
         digests = self._digest_program(self._mesh.devices[index], describe_key(contribution), contribution)
         lanes: list[list[int]] = jax.device_get(digests).tolist()
         return tuple(itertools.chain.from_iterable(lanes))
 
     def add_contribution(self, index: int, phase: WatchedPhase, run: ReplicaRun, contribution: PackedTree, is_last: bool) -> None:
-        """Add the contribution of a run of one replica to the sums of a device, and complete the sums if it is the last one."""
+        """Add the contribution of one replica to a device's sums. The sums are completed if it is the last one."""
         complete = run.before + run.count if is_last else 0
         orders = [np.array([[run.before, complete, int(device == index)]], np.int32) for device in range(self._mesh.size)]
         sent = self._mesh.put_everywhere(map_tree(np.asarray, contribution))  # the right one may be another device's
@@ -74,7 +77,7 @@ class LoneReplicas:
 
 
 def add_one(sums: running_sums.Sums, orders: Array, contribution: PackedTree) -> running_sums.Sums:
-    """Add a contribution after others, on the device that the orders (before, complete, whether it is this one) name."""
+    """Add a contribution after others, on one device. The orders are (before, complete, whether this device adds it)."""
     before, complete, is_here = orders[0]
 
     def push(_: Array, sums: running_sums.Sums) -> running_sums.Sums:
@@ -88,5 +91,5 @@ def describe_key(tree: PackedTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def digest_contribution(contribution: PackedTree) -> Array:
-    """Return the digests (dtype, lane) of a contribution."""
+    """Compute the digests (dtype, lane) of a contribution."""
     return step_digests.digest_arrays([vector for _, vector in sorted(contribution.items())])

@@ -1,4 +1,4 @@
-"""The comparison of what the processes make a step of: rows, arguments, assigned variables, the program."""
+"""The comparison of a step's inputs between processes. They are rows, arguments, assigned variables and the program."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ from unisono._src.typing import AnyArray
 
 
 class ProcessComparison(StepObserver):
-    """The observer that has the processes tell one another, with the sums of a step, what they make it of."""
+    """The observer that compares a step's inputs between processes. Digests of them go along with the all-reduces of the step."""
 
     def __init__(self, placement: Placement, trains: bool, fixed_digest: int = 0) -> None:
-        """What a program that does not train starts from is not compared. `fixed_digest` is of numbers in the program, which always are."""
+        """Prepare the comparison.
+
+        The start of a program that does not train is not compared. `fixed_digest` is a digest of numbers in the program, which
+        always are.
+        """
         self.wants_assigned = trains
         self._fixed_digest = fixed_digest
         self._constant_digests = ConstantDigests(placement.lead)
@@ -45,12 +49,15 @@ class ProcessComparison(StepObserver):
         return [StopWish(), StepWords(batch, self._digests)]
 
     def after_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
-        """Forget assigned values: the next step may be of the same call here, and of another call in another process."""
+        """Forget the digest of assigned variables.
+
+        The next step may be of the same call here, and of another call in another process.
+        """
         self._digests = self._digests._replace(assigned=NOTHING_COMPARED.assigned)
 
 
 class ReadArray(NamedTuple):
-    """An array of JAX that was read, and its digest: it cannot change."""
+    """A JAX array that was read, and its digest. The array cannot change."""
 
     array: weakref.ref[jax.Array]
     digest: int
@@ -66,10 +73,10 @@ class ConstantDigests:
         self._read: dict[int, ReadArray] = {}
 
     def digest(self, constants: Sequence[AnyArray]) -> int:
-        """Return a digest of 31 bits of the values for one call; 0 where there are none.
+        """Digest the values for one call, in 31 bits.
 
-        A call waits for an array on another device than a CPU. So such arrays are read at calls 1, 2, 4, 8 and so on: at the same calls in
-        all processes, whichever of their arrays are new.
+        It is 0 if there are none. A call waits for an array on another device than a CPU. So such arrays are read at calls 1, 2,
+        4, 8 and so on: at the same calls in all processes, whichever of their arrays are new.
         """
         self._calls += 1
         reads_arrays = self._reads_at_each_call or self._calls & (self._calls - 1) == 0

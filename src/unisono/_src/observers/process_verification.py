@@ -1,7 +1,8 @@
-"""Verification between processes of one device each: another process computes the contribution of a replica again.
+"""Verification between processes of one device each.
 
-Each process reads the whole batch, so nothing is sent but digests, and these go along with the sum of the step. Where they differ, all
-processes compute the step once more before it ends, and a third process computes the contribution too: then it is known which is at fault.
+Another process computes the contribution of a replica again. Each process reads the whole batch, so nothing is sent but digests,
+and these go along with the all-reduce of the step. If they differ, all processes compute the step once more before it ends, and a
+third process computes the contribution too. Then it is known which one is at fault.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unisono._src.step.plan import BatchPlan
 
 
 class Digests(NamedTuple):
-    """The digests that the processes of a replica have told, in their order; that of a third process is told in the second round alone."""
+    """The digests of one replica, by the processes that computed it. The third process has one in the second round alone."""
 
     owner: AttemptDigest
     other: AttemptDigest
@@ -39,7 +40,7 @@ class Digests(NamedTuple):
 
 
 class ProcessVerification(Verification):
-    """The choice of replica and processes, and the judgement of what the processes tell."""
+    """The choice of replica and processes, and the comparison of digests."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
         super().__init__(rate, placement)
@@ -50,11 +51,11 @@ class ProcessVerification(Verification):
 
     @property
     def words(self) -> AttemptWords:
-        """Return what processes tell each other."""
+        """The digests that processes exchange."""
         return self._words
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies: replicas take turns, and so do the processes."""
+        """Choose the replica that a step verifies. Replicas take turns, and so do the processes."""
         self._rounds = []
         round_, place = divmod(self.count_turns(step), batch_plan.present)
         run = batch_plan.run_alone(batch_plan.replicas[place])
@@ -64,28 +65,31 @@ class ProcessVerification(Verification):
         return VerifiedReplica(step, run, 0, (owner, *others))
 
     def begin_round(self, verified: VerifiedReplica, run_on: RunOn) -> None:
-        """Compute the contribution of another process, if it is this process's turn: a third process has a turn in the second round alone."""
+        """Compute another process's contribution, if it is this process's turn.
+
+        A third process has its turn in the second round alone.
+        """
         self._words.own = NO_ATTEMPT
         if self._processes.number in verified.computed_by[1 : 2 + len(self._rounds)]:
             self._tell(run_on(verified.device))
 
     def _tell(self, attempt: Attempt) -> None:
-        """Have the digest of what this process has computed told with the sum."""
+        """Send a contribution's digest with the next all-reduce."""
         self._words.own = shorten_digest(attempt.digest)
 
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
-        """Return the contribution of this process's own replica. What others have computed is known after the sum."""
+        """Pass on the contribution of this process's own replica. What others computed is known after the all-reduce."""
         self._tell(first)
         return first.contribution
 
     def end_round(self, verified: VerifiedReplica) -> bool:
-        """Take what all processes have told; return whether the step is to be computed once more."""
+        """Compare the digests of all processes. A step whose digests differ has a second round."""
         told = [self._words.received[process] for process in verified.computed_by]
         self._rounds.append(Digests(*told, *[NO_ATTEMPT] * (3 - len(told))))
         return len(self._rounds) == 1 and self._rounds[0].owner != self._rounds[0].other
 
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error to raise when the step is finished; raise it at once where the step is not to be finished."""
+        """Find the error to raise after the step. It is raised at once if the step must not be finished."""
         if len(self._rounds) == 1:
             return None
         first, second = self._rounds
@@ -112,14 +116,14 @@ class ProcessVerification(Verification):
         return fault  # the sum has the owner's second contribution, which is the right one
 
     def check_processes(self) -> None:
-        """Raise nothing: all processes have judged by the same words."""
+        """Raise nothing: all processes have judged by the same digests."""
 
 
 REMEDY = "leave its process out"
 
 
 def shorten_digest(digest: tuple[int, ...]) -> AttemptDigest:
-    """Return a digest as two words of 31 bits."""
+    """Shorten a digest to two integers of 31 bits."""
     whole = hashlib.sha256(np.array(digest, np.int64).tobytes()).digest()
     one, other = (int.from_bytes(part, "little") >> 1 for part in (whole[:4], whole[4:8]))
     return one, other

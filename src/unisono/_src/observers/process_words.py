@@ -1,4 +1,4 @@
-"""The words that the processes send along with the sums of a step: of what each makes the step, and whether it wishes to stop."""
+"""The integers that processes send with a step's all-reduces. They are digests of the step's inputs, and the wish to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono._src.typing import AnyArray
 
 
 class StartDigests(NamedTuple):
-    """Digests, of 31 bits, of what a process makes a step of beside the rows."""
+    """Digests of a step's inputs beside the rows, 31 bits each."""
 
     assigned: int = 0
     """Of the values of variables that no step has made; 0 where there are none."""
@@ -34,7 +34,7 @@ NO_ATTEMPT: AttemptDigest = (0, 0)
 
 
 class AttemptWords:
-    """The words of the processes about a contribution that is verified."""
+    """The digests of a contribution that is verified, by process."""
 
     def __init__(self) -> None:
         self.own = NO_ATTEMPT
@@ -60,25 +60,25 @@ class StopWish:
 
 
 class StepWords:
-    """The words of a process about a step: (pass, batch, digest of the rows, `StartDigests`)."""
+    """What a process sends about a step. It is (pass, batch, digest of the rows, `StartDigests`)."""
 
     def __init__(self, batch: GlobalBatch, start: StartDigests) -> None:
         self._batch = batch
         self._start = start
 
     def collect(self) -> tuple[int, ...]:
-        """Return the words of this process."""
+        """Collect the integers of this process."""
         pass_, number = self._batch.position or NO_POSITION
         return pass_, number, self._batch.digest, *self._start
 
     def receive(self, words: np.ndarray) -> None:
-        """Refuse processes that have read different rows, or start from other values; `words` has a row for each process."""
+        """Refuse processes with other rows or another start. `words` has a row for each process."""
         check_same_rows(words[:, :3])
         check_same_start(words)
 
 
 def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:
-    """Return a digest of numbered arrays, of 31 bits; 0 where there are none."""
+    """Digest numbered arrays, in 31 bits. It is 0 if there are none."""
     digest = 0
     for number, value in values:
         array = np.ascontiguousarray(value).reshape(-1)
@@ -88,7 +88,7 @@ def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:
 
 
 def check_same_rows(words: np.ndarray) -> None:
-    """Refuse processes that have read different rows; `words` has a row for each process."""
+    """Refuse processes that have read different rows. `words` has a row for each process."""
     positions: list[Position] = [(pass_, number) for pass_, number in words[:, :2].tolist()]
     digests = words[:, 2].tolist()
     other = next((process for process, of_process in enumerate(words.tolist()) if of_process != words[0].tolist()), None)
@@ -106,7 +106,7 @@ def check_same_rows(words: np.ndarray) -> None:
 
 
 def check_same_start(words: np.ndarray) -> None:
-    """Refuse processes that make the step of other values or by another program; `words` has a row for each process."""
+    """Refuse processes with other values or another program. `words` has a row for each process."""
     for column, (what, instead) in enumerate((ASSIGNED, CONSTANTS, PROGRAM), start=3):
         digests = words[:, column].tolist()
         other = next((process for process, digest in enumerate(digests) if digest != digests[0]), None)

@@ -1,8 +1,8 @@
-"""Verification: now and then one replica's contribution is computed again elsewhere, and must have the same bits.
+"""Verification: a replica's contribution is computed again elsewhere.
 
-A contribution has the same bits on every device. So a difference is a fault of a device, and never rounding: a third run tells which device is
-at fault, and the step is finished with the right contribution. `device_verification` is for the devices of a process, `process_verification`
-for processes of one device each.
+This is done for some of the steps. A contribution has the same bits on every device. So a difference is a fault of a device, and
+never rounding. A third run shows which device is at fault, and the step is finished with the right contribution.
+`device_verification` is for the devices of a process, `process_verification` for processes of one device each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeviceFaultError(RuntimeError):
 
 
 class VerifiedReplica(NamedTuple):
-    """The replica that a step verifies, and what computes its contribution."""
+    """The replica that a step verifies, and what computes it."""
 
     step: int
     run: ReplicaRun
@@ -60,56 +60,60 @@ RunOn: TypeAlias = Callable[[int], Attempt]
 
 
 class Verification(abc.ABC):
-    """The choice of what is verified, by the step's number: it is the same in a run that is resumed. And the judgement of what was found.
+    """What is verified, and what follows from it.
 
-    A step has one round, and a second round where what processes tell each other after the first does not agree.
+    The choice depends on the step's number alone, so a resumed run makes the same choice. A step has one round. It has a second
+    round if the digests of the processes differ after the first.
     """
 
     def __init__(self, rate: float, placement: Placement) -> None:
-        """`rate` of all steps are verified."""
+        """Prepare to verify `rate` of all steps."""
         self._rate = Fraction(rate).limit_denominator(10**6)
         self._placement = placement
 
     @property
     def words(self) -> AttemptWords | None:
-        """Return what processes tell each other with the sums of a step; None where there is one process."""
+        """The digests that processes send with a step's all-reduces. It is None if there is one process."""
         return None
 
     def count_unverified(self, step: int) -> int:
-        """Return how many steps from this one on are not verified."""
+        """Count the steps from this one until a verified step."""
         turn = self.count_turns(step)
         return max(0, math.ceil((turn + 1) / self._rate) - 1 - step)
 
     def count_turns(self, step: int) -> int:
-        """Return how many steps before this one were verified."""
+        """Count the verified steps before this one."""
         return math.floor(step * self._rate)
 
     def begin(self) -> None:  # noqa: B027
-        """Forget what an earlier call of the step has left, which an error may have ended."""
+        """Forget what an earlier call of the step has left. An error may have ended that call."""
 
     @abc.abstractmethod
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a verified step verifies; None where it verifies none in this process."""
+        """Choose the replica that a verified step verifies. It is None if this process verifies none."""
 
     @abc.abstractmethod
     def begin_round(self, verified: VerifiedReplica, run_on: RunOn) -> None:
-        """Compute what this process computes for another process in a round."""
+        """Compute a contribution for another process, if a round needs it."""
 
     @abc.abstractmethod
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
-        """Return the contribution with which the step goes on, in the replica's process."""
+        """Choose the contribution that counts, in the replica's process."""
 
     @abc.abstractmethod
     def end_round(self, verified: VerifiedReplica) -> bool:
-        """End a round; return whether the step has another round."""
+        """End a round. Say whether the step has another one."""
 
     @abc.abstractmethod
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error to raise when the step is finished. Raise it at once where the fault repeats, or where the device is not known."""
+        """Find the error to raise after the step. It is raised at once if the fault repeats, or if the device is not known."""
 
     @abc.abstractmethod
     def check_processes(self) -> None:
-        """Raise an error where another process does not make the step. All steps of all processes ask this, also those that verify nothing."""
+        """Raise an error if another process does not finish the step.
+
+        All processes call it in all steps, also in steps that verify nothing.
+        """
 
 
 def describe_contribution(verified: VerifiedReplica) -> str:
@@ -117,12 +121,12 @@ def describe_contribution(verified: VerifiedReplica) -> str:
 
 
 def describe_fault(wrong: str, what: str, right: str) -> str:
-    """Return which device is at fault, and how that was seen."""
+    """Say which device is at fault, and what showed it."""
     return f"{wrong} is at fault: it computed {what} with other bits than {right}, and a third run has those of {right}."
 
 
 def describe_repeat(repeats: bool, remedy: str) -> str:
-    """Return whether the device at fault computed wrong bits once more, and what to do."""
+    """Say whether the device erred again, and what to do."""
     if repeats:
         return f"It computes wrong bits again: {remedy}, and go on."
     return f"It does not repeat there. If it comes again on this device, {remedy}."

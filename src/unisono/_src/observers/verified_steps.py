@@ -1,4 +1,4 @@
-"""Steps that verify a replica: it is run by itself, on its device and elsewhere, beside the sums of its device."""
+"""Steps that verify a replica. It is run by itself, on its device and elsewhere, beside the sums of its device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono._src.typing import AnyArray
 
 
 class VerifiedSteps(StepObserver):
-    """The observer that has one replica of some steps verified."""
+    """The observer that verifies one replica of some steps."""
 
     runs_phases = True
 
@@ -44,7 +44,7 @@ class VerifiedSteps(StepObserver):
         self._verified = self._verification.choose(step.number, step.batch_plan) if due else None
 
     def run_phase(self, phase: WatchedPhase, run: RunPhase) -> list[RunOutput]:
-        """Run a phase, in rounds if it is the one that is verified: phases take turns after all replicas have had theirs."""
+        """Run a phase, in rounds if it is verified. Phases take turns after all replicas have had theirs."""
         verified = self._verified
         if verified is None or phase.number != self._count_turns(verified) % phase.phases:
             return run(None)
@@ -57,7 +57,7 @@ class VerifiedSteps(StepObserver):
                 return outputs
 
     def _count_turns(self, verified: VerifiedReplica) -> int:
-        """Return how many times all replicas have had their turn before this step."""
+        """Count how often all replicas had their turn before."""
         return self._verification.count_turns(verified.step) // self._placement.replicas
 
     def list_words(self, batch: GlobalBatch, digest_program: Callable[[], int]) -> list[Words]:
@@ -77,7 +77,7 @@ class VerifiedSteps(StepObserver):
 
 
 class VerifiedRun(NamedTuple):
-    """The replica that is verified, in one phase of one step."""
+    """The verified replica, in one phase of one step."""
 
     verified: VerifiedReplica
     phase: WatchedPhase
@@ -89,11 +89,14 @@ class VerifiedRun(NamedTuple):
         return self.verified.replica
 
     def runs(self, round_: Round) -> bool:
-        """Return whether a call runs the replica."""
+        """Whether a call runs the replica."""
         return any(run is not None and run.first == self.replica for run in round_.runs)
 
     def run(self, round_: Round) -> CallResult:
-        """Run the replica in its own process, and add its contribution to the sums of its device, in the place that the round says."""
+        """Run the replica and add its contribution to its device's sums.
+
+        This is done in the replica's process, and in the order of the round.
+        """
         device = self.verified.device
         run = round_.runs[device]
         assert run is not None
@@ -103,7 +106,7 @@ class VerifiedRun(NamedTuple):
         return done
 
     def compute_on(self, index: int) -> Attempt:
-        """Return the contribution as a device computes it."""
+        """Compute the contribution on a device."""
         return self._run_on(index)[0]
 
     def _run_on(self, index: int) -> tuple[Attempt, CallResult]:
