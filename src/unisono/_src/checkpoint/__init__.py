@@ -1,1 +1,1 @@
-"""State on disk: numbered checkpoints, written as a whole and checked before they are used."""
+"""Checkpoints on disk. They are numbered, written as a whole, and checked before they are used."""

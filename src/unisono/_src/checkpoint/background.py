@@ -1,4 +1,4 @@
-"""Writing in the background, one checkpoint at a time, without losing a failure."""
+"""Write in the background, one checkpoint at a time. No failure is lost."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ does not take again."""
 
 
 class BackgroundWriter:
-    """A thread that runs one function at a time in the background. A process that ends waits for it, and prints a failure that was not
-    raised."""
+    """A thread that runs one function at a time in the background.
+
+    A process that ends waits for it, and prints a failure that was not raised.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Call the function in the background, then raise the failure of the last one: nobody loses this one over it."""
+        """Start to write, then raise the last write's failure. So this write is not lost because of the last one."""
         self.join()
         error, self._error = self._error, None
         self._thread = threading.Thread(target=self._run, args=(write,), name="unisono-checkpoint")
@@ -33,7 +35,7 @@ class BackgroundWriter:
             raise error
 
     def wait(self) -> None:
-        """Wait until nothing is written; raise the failure of what was not written."""
+        """Wait until nothing is written. A failed write is raised."""
         self.join()
         _unfinished.discard(self)
         error, self._error = self._error, None
@@ -41,7 +43,7 @@ class BackgroundWriter:
             raise error
 
     def join(self) -> None:
-        """Wait, and leave a failure to the next `start` or `wait`."""
+        """Wait until nothing is written. A failure is left to the next `start` or `wait`."""
         if self._thread is not None:
             with get_activity().report_busy("writing a checkpoint"):
                 self._thread.join()
@@ -74,7 +76,7 @@ def wait_for_writers() -> None:
 
 
 def finish_writes() -> None:
-    """Wait for all writers at the end of the process, and print their failures."""
+    """Wait for all writers, and print their failures. It is called at the end of the process."""
     for writer in list(_unfinished):
         try:
             writer.wait()

@@ -127,7 +127,7 @@ class Checkpoint:
         return str(self._run_checkpoint.save(store, store.choose_next_number(), states))
 
     def wait(self) -> None:
-        """Wait until all checkpoints are on disk; raise the error of one that was not written."""
+        """Wait until all checkpoints are on disk. The error of one that was not written is raised."""
         with PUBLIC_CALL:
             for store in self._stores.values():
                 store.wait()
@@ -143,7 +143,7 @@ class Checkpoint:
     def saving_on_signal(
         self, path: str | os.PathLike[str], signals: Sequence[str] = SIGNALS, keep: Keep | None = None
     ) -> Iterator[None]:
-        """Save and leave at a signal, within the block: the step is finished, all is saved, and the program exits with code 75.
+        """Save and leave at a signal, within the block. The step is finished, all is saved, and the program exits with code 75.
 
         The step ends where the loop asks the distributed dataset (`data=`) for its next batch. A second signal ends at once.
 
@@ -181,7 +181,7 @@ class Checkpoint:
 
     @says_near_names
     def restore(self, path: str | os.PathLike[str] | None, allow_other_replicas: bool = False, partial: bool = False) -> bool:
-        """Restore what was saved; a training that goes on from there has the bits of one that was never interrupted.
+        """Restore what was saved. A training that goes on from there has the bits of one that was never interrupted.
 
         Args:
             path: What `save` or `un.latest_checkpoint` returned. With None nothing is restored.
@@ -215,7 +215,7 @@ class Checkpoint:
 
 
 def open_containers(things: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield (name, object), with the items of lists, tuples and dicts in their place, by names like `towers[0]`.
+    """Yield (name, object), with the items of lists, tuples and dicts. Items have names like `towers[0]`.
 
     >>> list(open_containers([("a", 1), ("b", [2, {"c": 3}])]))
     [('a', 1), ('b[0]', 2), ("b[1]['c']", 3)]
@@ -232,5 +232,5 @@ def open_containers(things: Iterable[tuple[str, object]]) -> Iterator[tuple[str,
 
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
-    """Return whether an object has `get_state()` and `set_state(state)`."""
+    """Whether an object has `get_state()` and `set_state(state)`."""
     return callable(getattr(thing, "get_state", None)) and callable(getattr(thing, "set_state", None))

@@ -28,7 +28,10 @@ DTYPES = {
 
 
 def encode_state(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
-    """Return the state in JSON, with names in place of its arrays; and the arrays by name. Arrays on devices stay there."""
+    """Encode a state in JSON, beside its arrays by name.
+
+    The JSON has the names in place of the arrays. Arrays on devices stay there.
+    """
     arrays: dict[str, AnyArray] = {}
 
     def encode(value: PyTree, path: str) -> Json:
@@ -53,7 +56,7 @@ def encode_state(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
 
 
 def decode_state(state: Json, arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """Return the state with its arrays, which are NumPy's now."""
+    """Decode a state from JSON. Its arrays are NumPy's now."""
     if isinstance(state, list):
         return [decode_state(value, arrays) for value in state]
     if not isinstance(state, dict):

@@ -1,7 +1,7 @@
-"""One checkpoint on disk: a folder with its arrays, and with a record of everything else, by which every bit is checked.
+"""One checkpoint on disk: a folder of arrays and a record.
 
-The arrays are members of an uncompressed zip file, as `np.savez` writes it: `np.load` opens it. The record is JSON, and has the digests of all
-arrays and of itself.
+The record holds everything but the arrays, and checks every bit of them. The arrays are members of an uncompressed zip file, as
+`np.savez` writes it: `np.load` opens it. The record is JSON, and has the digests of all arrays and of itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Record: TypeAlias = dict[str, Json]
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written, or is of a format that no code reads any more."""
+    """A checkpoint is not what was written. Or it has a format that no code reads any more."""
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -60,7 +60,7 @@ def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], description: 
 
 
 def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    """Write an array as `np.save` does; of a dtype that NumPy does not know, its bits as whole numbers."""
+    """Write an array as `np.save` does. A dtype that NumPy does not know is written as the integers of its bits."""
     content = np.ascontiguousarray(array).reshape(array.shape)
     if content.dtype.isbuiltin != 1:
         content = content.view(f"u{content.itemsize}")
@@ -83,7 +83,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
 
 
 def count_steps(path: Path) -> float:
-    """Return the steps that a training had begun when its checkpoint was written; infinity where the checkpoint does not say it."""
+    """Count the steps that had begun when a checkpoint was written. It is infinity if the checkpoint does not say it."""
     try:
         steps = read_record(path).get("steps")
     except (OSError, ValueError):  # no checkpoint, or one that is damaged
@@ -92,17 +92,17 @@ def count_steps(path: Path) -> float:
 
 
 def looks_like_checkpoint(path: Path) -> bool:
-    """Return whether a folder has anything that the folder of a checkpoint has; parts may be gone."""
+    """Whether a folder has any file of a checkpoint. Other files may be gone."""
     return not {ARRAYS, RECORD, orbax_files.ARRAYS, orbax_files.METADATA}.isdisjoint(storage.list_names(path))
 
 
 def read_write_time(path: Path) -> int:
-    """Return when a checkpoint, or a file of Keras, was written, in nanoseconds; 0 where it is gone."""
+    """Read when a checkpoint or a Keras file was written. It is in nanoseconds, and 0 if the file is gone."""
     return max(storage.read_write_time(path / name) for name in (RECORD, orbax_files.METADATA)) or storage.read_write_time(path)
 
 
 def read_record(path: Path) -> Record:
-    """Return the record of a checkpoint, which has the bits that were written."""
+    """Read the record of a checkpoint, and check its bits."""
     if orbax_files.METADATA in storage.list_names(path):
         record = orbax_files.read_record(path)
     else:
@@ -119,7 +119,7 @@ def read_record(path: Path) -> Record:
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, np.ndarray]:
-    """Return the arrays that a record describes, with the bits that were written."""
+    """Read the arrays that a record describes, and check their bits."""
     described = record["arrays"]
     arrays = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype, _) in described.items()}
     if record["format"] == orbax_files.FORMAT:
@@ -138,7 +138,10 @@ def read_arrays(path: Path, record: Record) -> dict[str, np.ndarray]:
 
 
 def read_member(file: BufferedIOBase, member: zipfile.ZipInfo, array: np.ndarray) -> None:
-    """Read the bytes of an array into it: straight from the file, since its digest says more than the checksum of the zip file."""
+    """Read the bytes of an array into it.
+
+    They are read straight from the file, since the array's digest is stronger than the zip file's checksum.
+    """
     content = view_bytes(array)
     file.seek(member.header_offset + 26)
     name_size, extra_size = struct.unpack("<2H", file.read(4))

@@ -1,4 +1,7 @@
-"""What is there: the checkpoints of a directory, the newest good one of ours or of Keras' ModelCheckpoint, and what to say of none."""
+"""The checkpoints of a directory, and the newest good one.
+
+It may be ours or of Keras' ModelCheckpoint. Errors describe what is there if there is none.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ MOST_NAMES = 5
 
 @says_near_names
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the newest good checkpoint in a directory; None where there is none.
+    """Find the newest good checkpoint in a directory. It is None if there is none.
 
     Args:
         directory: Where `un.Checkpoint` has saved, as a directory or as the prefix that `save` was given, or where
@@ -49,9 +52,10 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
 
 def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
-    """Return the name, the number and the path of each checkpoint that was written whole; parts of it may be gone by now.
+    """List the checkpoints that were written whole, with names and numbers.
 
-    All folders of the name that is given count; without one, all of each name of which a folder looks like a checkpoint.
+    Each item is (name, number, path). Files of a checkpoint may be gone by now. With a name, all folders of this name count.
+    Without one, a name counts if any of its folders looks like a checkpoint.
     """
     matches = [re.fullmatch(r"(.+)_(\d+)", entry) for entry in storage.list_names(directory)]
     found = [(match[1], int(match[2]), directory / match[0]) for match in matches if match]
@@ -61,9 +65,10 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str
 
 
 def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read: Callable[[Path], T]) -> T | None:
-    """Return what `read` returns of the first path that is good; None where there is none at all.
+    """Read the first good path, and give what `read` returns.
 
-    Damaged checkpoints are left in place, and named in a warning. A process that replays a step starts from one from before the step.
+    It is None if there is no path. Damaged checkpoints are left in place, and named in a warning. A process that replays a step
+    starts from a checkpoint from before the step.
     """
     step = get_replayed_step()
 
@@ -85,10 +90,11 @@ def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read:
 def read_first_good(
     list_paths: Callable[[], Sequence[Path]], read: Callable[[Path], T]
 ) -> tuple[tuple[Path, T] | None, dict[Path, str]]:
-    """Return the first path that is not damaged, with what `read` returns of it, and what there is to say of each damaged path before it.
+    """Read the first path that is not damaged.
 
-    The process that writes the checkpoints may remove old ones meanwhile: a path that is gone is not damaged. Where all are gone, newer ones
-    have taken their place, and the paths are listed again.
+    The result is ((path, what `read` returns), the error text of each damaged path before it). The process that writes the
+    checkpoints may remove old ones meanwhile: a path that is gone is not damaged. If all are gone, newer ones have taken their
+    place, and the paths are listed again.
     """
     damaged: dict[Path, str] = {}
     while (paths := list_paths()) and not damaged:
@@ -102,7 +108,7 @@ def read_first_good(
 
 
 def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
-    """Return, in another process, the checkpoint from which process 0 goes on."""
+    """Load the checkpoint that process 0 chose. It is called in other processes."""
     if not storage.is_there(path):
         raise FileNotFoundError(
             f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
@@ -112,8 +118,10 @@ def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
 
 
 def list_newest_first(place: Path) -> list[Path]:
-    """Return the checkpoints of a directory or a prefix: ours of one name by their numbers, since a copy has another time; all others by
-    the time of writing."""
+    """List the checkpoints of a directory or a prefix, the newest first.
+
+    Ours of one name are sorted by their numbers, since a copy has another time. All others are sorted by the time of writing.
+    """
     if storage.is_folder(place):
         names = [name for name in storage.list_names(place) if name.endswith(KERAS_FILES)]
         candidates = find_checkpoints(place) + [(name, parse_number(name), place / name) for name in names]
@@ -128,13 +136,13 @@ def list_newest_first(place: Path) -> list[Path]:
 
 
 def parse_number(name: str) -> int:
-    """Return the number in the name of a file like `model_3.weights.h5`; 0 if it has none."""
+    """Parse the number in a file name like `model_3.weights.h5`. It is 0 if there is none."""
     number = name.partition(".")[0].rpartition("_")[2]
     return int(number) if number.isdigit() else 0
 
 
 def check_path(path: Path) -> str:
-    """Read a checkpoint or a file of Keras, and return its path; raise DamagedError if it is not what was written."""
+    """Read a checkpoint or a Keras file, and give its path. DamagedError is raised if it is not what was written."""
     if storage.is_folder(path):
         return str(files.load_checkpoint(path).path)
     try:
@@ -150,7 +158,10 @@ def check_path(path: Path) -> str:
 
 
 def refuse_missing(path: Path) -> None:
-    """Refuse a path at which there is nothing, a folder of checkpoints, or a file. Damaged checkpoints are not refused here."""
+    """Refuse a path that is no checkpoint's folder.
+
+    There may be nothing, a folder of checkpoints, or a file. Damaged checkpoints are not refused here.
+    """
     if not storage.is_there(path):
         raise FileNotFoundError(f"The checkpoint {path} is not there. {describe_neighbours(path)}")
     if not storage.is_folder(path):
@@ -165,7 +176,10 @@ def refuse_missing(path: Path) -> None:
 
 
 def describe_neighbours(path: Path) -> str:
-    """Return what lies in the folder of a path that is not there, near names first, or in the nearest folder that is there."""
+    """List what lies beside a missing path, near names first.
+
+    If its folder is missing too, the nearest folder that exists is listed.
+    """
     folder = storage.find_folder(path.parent)
     beside = "" if folder == path.parent else f"There is no folder {path.parent}. "
     checkpoints = [found.name for _, _, found in sorted(find_checkpoints(folder), reverse=True)]

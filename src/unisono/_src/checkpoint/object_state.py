@@ -1,4 +1,4 @@
-"""The state of Keras objects, by names that follow their structure, and how it is restored."""
+"""The state of Keras objects, by name, and its restoring. Names follow the structure of the objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KerasState:
 
     @property
     def variables(self) -> dict[str, keras.Variable]:
-        """Return the variables by name; a variable that two objects share is listed once."""
+        """The variables by name. A variable that two objects share is listed once."""
         ids = [id(variable) for name, thing in self.things.items() for variable in collect_variables(name, thing)]
         if ids != self._known[0]:  # a walk through a large model takes a while
             named: dict[int, tuple[str, keras.Variable]] = {}
@@ -47,7 +47,10 @@ class KerasState:
         return dict(pair for name, thing in self.things.items() for pair in find_optimizers(name, thing).items())
 
     def values(self) -> dict[str, AnyArray]:
-        """Return the newest values, also in a callback, while a loop of Keras holds them outside the model."""
+        """Read the newest values of all variables.
+
+        This works in a callback too, while a loop of Keras holds the values outside the model.
+        """
         newest: dict[int, AnyArray] = {}
         for thing in self.things.values():
             if isinstance(thing, keras.Model):
@@ -56,9 +59,10 @@ class KerasState:
         return {name: newest[id(variable)] for name, variable in self.variables.items()}
 
     def put(self, where: str, theirs: Mapping[str, np.ndarray], partial: bool = False) -> None:
-        """Assign all variables from the arrays of a checkpoint, or raise and assign none. With `partial`, there may be more arrays.
+        """Assign all variables from a checkpoint's arrays, or raise.
 
-        Whether a variable took what it was assigned is seen by its bits: else it would train on with others.
+        If it raises because the arrays do not fit, none is assigned. With `partial`, there may be more arrays. The bits of each
+        variable are compared with those assigned: it would train on with others.
         """
         ours = self.variables
         theirs = {name: array for name, array in theirs.items() if (name in ours if partial else not name.startswith(STATES))}
@@ -77,7 +81,7 @@ class KerasState:
             )
 
     def describe(self) -> dict[str, Json]:
-        """Return in JSON what is built, and the settings on which the bits of a training depend."""
+        """Describe in JSON what is built, and the settings that decide bits."""
         names = {id(variable): name for name, variable in self.variables.items()}
         return {
             "build": {
@@ -97,7 +101,10 @@ class KerasState:
         }
 
     def build(self, where: str, record: Mapping[str, Json]) -> list[str]:
-        """Build the layers and optimizers that were built when the checkpoint was saved, from its shapes; return what to warn of."""
+        """Build what was built when the checkpoint was saved.
+
+        Layers and optimizers are built from its shapes. The result is a list of warnings.
+        """
         unbuilt = []
         for name, layer in self._layers.items():
             saved = record["build"].get(name, {"built": [True], "config": None})
@@ -123,14 +130,17 @@ class KerasState:
         return unbuilt
 
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
-        """Return a function that makes `un.fingerprint` of the object from all arrays, at any time and in any thread."""
+        """Make a function that computes `un.fingerprint` of the object.
+
+        The function takes all arrays, at any time and in any thread.
+        """
         contents = FingerprintContents([self.things[name]])
         names = {id(variable): path for path, variable in self.variables.items()}
         return lambda arrays: contents.digest(lambda variable: arrays[names[id(variable)]])
 
 
 def collect_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
-    """Return the variables of an object, and those of its optimizers; some may come twice."""
+    """Collect the variables of an object and of its optimizers. Some may come twice."""
     if isinstance(thing, keras.Variable):
         return [thing]
     own = list_model_variables(thing) if isinstance(thing, keras.Model) else thing.variables
@@ -138,22 +148,26 @@ def collect_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
 
 
 def find_optimizers(name: str, thing: KerasThing) -> dict[str, keras.optimizers.Optimizer]:
-    """Return an optimizer, or the optimizers that are attributes of a layer or model, by the names that their variables begin with."""
+    """Find the optimizers of an object, by name.
+
+    It may be an optimizer, or a layer or model with optimizers as attributes. Names of variables begin with these names.
+    """
     held = {f"{name}/{attribute}": value for attribute, value in vars(thing).items()} if isinstance(thing, keras.Layer) else {}
     return {path: value for path, value in {name: thing, **held}.items() if isinstance(value, keras.optimizers.Optimizer)}
 
 
 def list_built(layer: keras.Layer) -> list[bool]:
-    """Return whether the layer is built, and each layer in it."""
+    """List whether the layer and each layer in it are built."""
     return [bool(inner.built) for inner in list_layers(layer)]
 
 
 def drop_unbuilt_metrics(
     ours: dict[str, keras.Variable], theirs: dict[str, np.ndarray]
 ) -> tuple[dict[str, keras.Variable], dict[str, np.ndarray], set[str]]:
-    """Return both sides without metrics that one side lacks, and the names of the models here whose metrics begin anew.
+    """Leave out metrics that one side lacks.
 
-    A model has some metrics only when it was compiled or has had its first batch, and a loop may never give it a batch.
+    The third result names the models here whose metrics begin anew. A model has some metrics only when it was compiled or has had
+    its first batch, and a loop may never give it a batch.
     """
     fresh = set()
     for name, group in itertools.product({path.split("/")[0] for path in [*ours, *theirs]}, BUILT_LATER):

@@ -1,4 +1,4 @@
-"""Checkpoints of format 2, which Orbax wrote: they are read, and never written. Orbax is imported where one of them is met."""
+"""Checkpoints of format 2, by Orbax. They are read, and never written. Orbax is imported when one of them is found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_record(path: Path) -> Json:
 
 
 def read_arrays(path: Path, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
-    """Return the arrays of a checkpoint. `like` has their names, shapes and dtypes."""
+    """Read the arrays of a checkpoint. `like` has their names, shapes and dtypes."""
     try:
         import orbax.checkpoint.experimental.v1 as ocp
     except ImportError as error:

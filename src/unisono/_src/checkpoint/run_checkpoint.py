@@ -22,7 +22,7 @@ from unisono._src.typing import AnyArray, Array, PyTree
 
 
 class RunCheckpoint:
-    """A checkpoint of named Keras objects, and of named states of other objects, which are JSON with arrays in it."""
+    """A checkpoint of Keras objects and of other objects' states. All have names. The states are JSON with arrays in it."""
 
     def __init__(self, things: Mapping[str, KerasThing], replicas: int | None = None) -> None:
         """Take the objects, and R as the data have it."""
@@ -31,7 +31,10 @@ class RunCheckpoint:
         self._description: Record | None = None
 
     def _describe_run(self) -> Record:
-        """Return what the bits of the run depend on, from the strategy in whose scope an object was made, and from the data."""
+        """Describe what the bits of the run depend on.
+
+        It is read from the strategy whose scope an object was made in, and from the data.
+        """
         strategies = [find_strategy(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
         if strategy is not None and not get_agreement().is_alone and strategy.placement.processes is None:
@@ -43,16 +46,18 @@ class RunCheckpoint:
         return run_description.describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def keep_description(self) -> None:
-        """Keep the description of the objects, which does not change from here on. While a loop of Keras holds the state, optimizers
-        cannot tell their settings."""
+        """Keep the description of the objects.
+
+        It does not change from here on. While a loop of Keras holds the state, optimizers cannot tell their settings.
+        """
         self._description = self.keras.describe()
 
     def save(
         self, store: CheckpointStore, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None
     ) -> Path:
-        """Begin to write the present state, which later training does not change; return the path.
+        """Begin to write the present state, and give the path.
 
-        `values` replace the values of the variables that have these names.
+        Later training does not change what is written. `values` replace the values of the variables that have these names.
         """
         run = self._describe_run()
         if not get_agreement().is_first:
@@ -74,9 +79,10 @@ class RunCheckpoint:
     def restore(
         self, loaded: LoadedCheckpoint, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
     ) -> dict[str, PyTree]:
-        """Compare everything, then restore the variables; return the states of the other objects, which have these names.
+        """Compare everything, then restore the variables.
 
-        Layers and optimizers are built before their shapes can be compared. Nothing that has a value is changed until all is compared.
+        The result is the states of the other objects, which have these names. Layers and optimizers are built before their shapes
+        can be compared. Nothing that has a value is changed until all is compared.
         """
         where = str(loaded.path)
         record = loaded.record
@@ -101,5 +107,5 @@ class RunCheckpoint:
 
 @jax.jit
 def copy_on_device(arrays: list[AnyArray]) -> list[Array]:
-    """Copy arrays on their device, once they are computed: no thread waits, and the next step may be donated the originals."""
+    """Copy arrays on their device, once they are computed. No thread waits, and the next step may be donated the originals."""
     return [jnp.copy(array) for array in arrays]

@@ -1,6 +1,7 @@
-"""The description of a run, of its models and of its optimizers: kept in a checkpoint, and compared when another run goes on from there.
+"""The description of a run, of its models and optimizers.
 
-What does not fit is refused, the rest is warned of. Every difference is named, with both sides.
+It is kept in a checkpoint, and compared when another run goes on from there. What does not fit is refused, the rest is warned of.
+Every difference is named, with both sides.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ LOSS_SETTINGS = ("loss", "loss_weights")
 
 
 def describe_run(strategy: OwningStrategy | None, replicas: int | None) -> dict[str, Json]:
-    """Return what the bits of a run depend on beside its program, seed and data, in JSON.
+    """Describe in JSON what a run's bits depend on.
 
-    The strategy is None outside every scope; R is None where neither strategy nor data have it.
+    Its program, seed and data are left out. The strategy is None outside every scope; R is None where neither strategy nor data
+    have it.
     """
     return {
         "versions": list_versions(),
@@ -51,13 +53,13 @@ def describe_run(strategy: OwningStrategy | None, replicas: int | None) -> dict[
 
 
 def read_device_kind(record: Mapping[str, Json]) -> device_kind.DeviceKind:
-    """Return the kind of device in a record; older records have only its name."""
+    """Read the kind of device in a record. Older records have only its name."""
     kind = record["device"]
     return {"device": kind} if isinstance(kind, str) else kind
 
 
 def describe_model(model: keras.Model) -> dict[str, Json]:
-    """Return the configuration of a model's layers, in order, and of its loss and its learning rate schedule."""
+    """Describe a model's layers, loss and learning rate schedule. The layers are in order."""
     layers = [layer for layer in list_layers(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
     described: dict[str, Json] = {"layers": [[type(layer).__name__, read_settings(layer.get_config)] for layer in layers]}
     if model.compiled:
@@ -71,13 +73,13 @@ def describe_model(model: keras.Model) -> dict[str, Json]:
 
 
 def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
-    """Return the class and the settings of an optimizer."""
+    """Describe an optimizer by its class and settings."""
     settings = simplify_settings(optimizer.get_config(), {"name", "registered_name", "learning_rate"}, str)
     return {"class": type(optimizer).__name__, "settings": settings}
 
 
 def read_settings(get_config: Callable[[], object]) -> dict[str, Json]:
-    """Return a configuration; an empty one where Keras cannot tell it."""
+    """Read a configuration as JSON. It is empty if Keras cannot serialize it."""
 
     def show(value: object) -> Json:
         is_list = isinstance(value, list | tuple)
@@ -90,7 +92,7 @@ def read_settings(get_config: Callable[[], object]) -> dict[str, Json]:
 
 
 def simplify_settings(value: object, dropped: Collection[str], show: Callable[[object], Json]) -> Json:
-    """Return settings without the keys that are dropped. `show` stands in for what is no number, no text and no dict."""
+    """Simplify settings, without the keys in `dropped`. `show` stands in for what is no number, no text and no dict."""
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # its code contains names of files and numbers of lines
             return "a lambda"
@@ -100,7 +102,7 @@ def simplify_settings(value: object, dropped: Collection[str], show: Callable[[o
 
 
 def check_objects(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
-    """Refuse a checkpoint that lacks an object; and one that has more objects, unless it may be restored in part."""
+    """Refuse a checkpoint that lacks an object. One with more objects is refused too, unless it may be restored in part."""
     missing = sorted(set(ours) - set(theirs))
     left = sorted(set(theirs) - set(ours))
     if missing:
@@ -116,7 +118,10 @@ def check_objects(where: str, theirs: Collection[str], ours: Collection[str], pa
 
 
 def check_same_replicas(where: str, there: int | None, here: int | None, allowed: bool) -> None:
-    """Refuse another number of replicas. Outside every scope any number is allowed: there a checkpoint is evaluated or exported."""
+    """Refuse another number of replicas.
+
+    Outside every scope any number is allowed: there a checkpoint is evaluated or exported.
+    """
     if here is None or there == here or allowed:
         return
     if there is None:
@@ -131,7 +136,7 @@ def check_same_replicas(where: str, there: int | None, here: int | None, allowed
 
 
 def check_same_kernels(where: str, theirs: device_kind.DeviceKind, ours: device_kind.DeviceKind) -> None:
-    """Refuse to go on with native kernels after a run without them, or the other way round, where a switch can change it."""
+    """Refuse native kernels after a run without them, and the reverse. It is refused only if a switch can change it."""
     there, here = device_kind.has_native_kernels(theirs), device_kind.has_native_kernels(ours)
     if there is False and here:
         what = f"without native kernels, and this process computes with them ({ours['kernels']})"
@@ -159,7 +164,7 @@ def check_same_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[
 
 
 def check_same_arrays(where: str, theirs: Mapping[str, np.ndarray], ours: Mapping[str, keras.Variable]) -> None:
-    """Refuse a checkpoint whose arrays have other names, shapes or dtypes than the arrays here."""
+    """Refuse arrays of other names, shapes or dtypes than the variables."""
     there, here = ({name: f"{tuple(array.shape)} {array.dtype}" for name, array in side.items()} for side in (theirs, ours))
     lines = [
         f"  {name}: {there.get(name, 'nothing')} in the checkpoint, {here.get(name, 'nothing')} here"
@@ -174,7 +179,7 @@ def check_same_arrays(where: str, theirs: Mapping[str, np.ndarray], ours: Mappin
 
 
 def describe_differences(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> Iterator[str]:
-    """Yield the warnings of everything else in which two records differ that changes bits, or may change them."""
+    """Yield warnings of other differences that may change bits."""
     for _, there, here in pair_values(theirs["optimizers"], ours["optimizers"]):
         if differing := list(list_differences("", there["settings"], here["settings"])):
             yield f"The {there['class']} of the checkpoint {where} has other settings: {', '.join(differing)}. That is another run."
@@ -202,7 +207,7 @@ def compare_circumstances(theirs: Mapping[str, Json], ours: Mapping[str, Json]) 
 
 
 def compare_models(name: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> Iterator[str]:
-    """Yield the differences of layers with the same weights, and of what `compile` was given."""
+    """Yield the differences of layers and of `compile` arguments. The models have the same weights."""
     for number, ((their_class, theirs), (our_class, ours)) in enumerate(zip(there["layers"], here["layers"], strict=False)):
         layer = f"layer {number}" if their_class != our_class else f"layer {number} ({their_class})"
         pair = (theirs, ours) if their_class == our_class else (their_class, our_class)
@@ -211,7 +216,7 @@ def compare_models(name: str, there: Mapping[str, Json], here: Mapping[str, Json
 
 
 def list_differences(owner: str, there: Json, here: Json) -> Iterator[str]:
-    """Yield where two values differ, or two dicts in what both have, at any depth."""
+    """Yield where two values differ, at any depth. Of dicts, the keys that both have are compared."""
     if isinstance(there, dict) and isinstance(here, dict):
         for name, theirs, ours in pair_values(there, here):
             yield from list_differences(f"{name} of {owner}" if owner else name, theirs, ours)
@@ -227,5 +232,5 @@ def show_setting(value: Json) -> str:
 
 
 def pair_values(there: Mapping[str, Json], here: Mapping[str, Json]) -> list[tuple[str, Json, Json]]:
-    """Return the names that both sides have, with both values."""
+    """Pair the values of names that both sides have. Each item is (name, there, here)."""
     return [(name, value, here[name]) for name, value in there.items() if name in here]

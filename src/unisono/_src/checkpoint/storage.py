@@ -46,7 +46,7 @@ def write_folder(path: Path, write: Callable[[OpenFile], None]) -> None:
 
 @contextlib.contextmanager
 def open_synced(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing; its bytes are on the disk at the end of the block."""
+    """Open a file for writing. Its bytes are on the disk at the end of the block."""
     with path.open("wb") as file:
         yield file
         file.flush()
@@ -86,7 +86,7 @@ def name_unfinished(path: Path) -> Path:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names of what is in a folder; none where there is no folder."""
+    """List the names of what is in a folder. There are none without a folder."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -99,7 +99,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether there is anything, be it a link to nothing."""
+    """Whether there is anything at a path. A broken link counts."""
     return os.path.lexists(path)
 
 
@@ -108,12 +108,12 @@ def is_folder(path: Path) -> bool:
 
 
 def find_folder(path: Path) -> Path:
-    """Return a folder, or the nearest above it that is there."""
+    """Find a folder, or the nearest existing one above it."""
     return next(folder for folder in [path, *path.parents] if is_folder(folder))
 
 
 def read_write_time(path: Path) -> int:
-    """Return when a file was written, in nanoseconds; 0 where it is gone."""
+    """Read when a file was written, in nanoseconds. It is 0 if the file is gone."""
     try:
         return path.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
@@ -121,7 +121,7 @@ def read_write_time(path: Path) -> int:
 
 
 def describe_lack_of_room(error: BaseException, folder: Path, wanted: int) -> str | None:
-    """Return what to say of a failed write of so many bytes; None where it was not for lack of room."""
+    """Describe a failed write of `wanted` bytes for lack of room. It is None if the write failed for another reason."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOSPC:
         return f"the disk is full: {wanted} bytes wanted, {shutil.disk_usage(find_folder(folder)).free} free"

@@ -1,4 +1,4 @@
-"""Numbered checkpoints in a directory: how they are numbered and written, and which of them are kept."""
+"""Numbered checkpoints in a directory: numbering, writing, and removal. A policy says which of them are kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MakeContent: TypeAlias = Callable[[], tuple[Mapping[str, np.ndarray], Mapping[st
 
 
 class CheckpointStore(background.BackgroundWriter):
-    """The checkpoints of one directory that have one name, as in `name_1`, `name_2`. They are written in the background."""
+    """The checkpoints of one directory and one name. They are `name_1`, `name_2` and so on, and are written in the background."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep | None = None) -> None:
         super().__init__()
@@ -55,23 +55,30 @@ class CheckpointStore(background.BackgroundWriter):
         """Whether each checkpoint is good that this process has written or read."""
 
     def save(self, number: int, make_content: MakeContent) -> Path:
-        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed, once this one is begun.
+        """Write a checkpoint in the background, and give its path.
 
-        A process that replays a step writes none: the checkpoints are those of the run.
+        If the last write failed, its error is raised once this one is begun. A process that replays a step writes none: the
+        checkpoints are those of the run.
         """
         if get_agreement().is_first and get_replayed_step() is None:
             self.start(lambda: self._write(number, make_content))
         return self.path(number)
 
     def settle(self, then: str) -> None:
-        """Wait until nothing is written; warn of a checkpoint for which there was no room, and say what comes then. Raise other failures."""
+        """Wait until nothing is written, and warn of a full disk.
+
+        The warning ends with `then`, which says what comes next. Other failures are raised.
+        """
         try:
             self.wait()
         except FullDiskError as error:
             warnings.warn(f"{error} {then}", stacklevel=4)
 
     def finish(self, path: Path) -> Path:
-        """Wait until a checkpoint is written, and return it. Where there is no room for it, warn and return the one before it, if any."""
+        """Wait until a checkpoint is written, and give its path.
+
+        If there is no room for it, warn and give the path of the one before it, if any.
+        """
         try:
             self.wait()
         except FullDiskError as error:
@@ -86,11 +93,11 @@ class CheckpointStore(background.BackgroundWriter):
 
     @property
     def numbers(self) -> list[int]:
-        """Return the numbers of the checkpoints that were written whole, the newest last; parts of them may be gone by now."""
+        """The numbers of the checkpoints that were written whole. The newest is last. Files of them may be gone by now."""
         return sorted(number for _, number, _ in find_checkpoints(self.directory, self.name))
 
     def choose_next_number(self) -> int:
-        """Return the number after all that were ever begun and have left something."""
+        """Choose the number after all that are there. Unfinished checkpoints count."""
 
         def choose() -> int:
             background.wait_for_writers()
@@ -99,7 +106,7 @@ class CheckpointStore(background.BackgroundWriter):
         return get_agreement().of_first(f"the next number of {self.name}", choose)
 
     def load_newest(self) -> LoadedCheckpoint | None:
-        """Return the newest good checkpoint; None where there is no checkpoint at all."""
+        """Load the newest good checkpoint. It is None if there is no checkpoint at all."""
         loaded: LoadedCheckpoint | None = None
 
         def find() -> str | None:
@@ -146,7 +153,7 @@ class CheckpointStore(background.BackgroundWriter):
             )
 
     def _describe_failure(self, path: Path, error: Exception, wanted: int) -> OSError:
-        """Return the error for a checkpoint of so many bytes that was not written."""
+        """Build the error for a checkpoint that was not written. It would have had `wanted` bytes."""
         no_room = storage.describe_lack_of_room(error, self.directory, wanted)
         text = (
             f"The checkpoint {path} was not written: {no_room or files.summarize_error(error)}. Those before it are as they were: "
@@ -176,7 +183,10 @@ class CheckpointStore(background.BackgroundWriter):
         self._known.pop(self.path(number), None)
 
     def _is_good(self, number: int) -> bool:
-        """Return whether a checkpoint is known to be good, before others are removed. One that this process has not written is read once."""
+        """Whether a checkpoint is known to be good.
+
+        It is asked before others are removed. A checkpoint that this process has not written is read once.
+        """
         path = self.path(number)
         if path not in self._known:
             with contextlib.suppress(DamagedError, ImportError):
@@ -190,6 +200,6 @@ class CheckpointStore(background.BackgroundWriter):
             storage.remove_unfinished(self.path(number))
 
     def _list_begun(self) -> list[int]:
-        """Return the numbers of all that is there, finished or not."""
+        """List the numbers of all checkpoints, finished or not."""
         matches = (re.fullmatch(rf"{re.escape(self.name)}_(\d+)(\..*)?", entry) for entry in storage.list_names(self.directory))
         return [int(match[1]) for match in matches if match]
