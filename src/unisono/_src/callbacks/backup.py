@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: an interrupted fit goes on where it stopped, on any placement, and ends with the same bits."""
+"""`BackupAndRestore`: an interrupted fit is resumed, and ends with the same bits. The placement may be another one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOES_ON = "The training goes on, and the next save tries again."
 
 
 class BackupAndRestore(FitCallback):
-    """A callback that saves a training of `fit` as it runs, and resumes it where it stopped, in the middle of an epoch too.
+    """A callback that saves a training of `fit` and resumes it. It is resumed where it stopped, also in the middle of an epoch.
 
     Start the same program again after an interruption: it goes on, on as many devices as there are now, and every bit
     afterwards is that of a run that was never interrupted. Checkpoints are written in the background.
@@ -156,13 +156,16 @@ class BackupAndRestore(FitCallback):
     # Called by our fit.
 
     def fit_is_over(self) -> None:
-        """End the backup, however fit ended: an unanswered signal hides no error, and an interruption does not wait for the writing."""
+        """End the backup, however fit ended.
+
+        An unanswered signal hides no error, and an interrupt does not wait for the writing.
+        """
         self._open.__exit__(*sys.exc_info())
         if not isinstance(sys.exception(), KeyboardInterrupt):
             self._store.join()
 
     def steps_until_due(self, step: int) -> int:
-        """Return how many steps one call may take before a step after which the training is saved, or processes may stop."""
+        """Count the steps that one call may take. After the last one the training is saved, or processes may stop."""
         return self._interval.count_steps_until_due() if get_agreement().is_alone else 1
 
     # Saving.
@@ -214,7 +217,7 @@ class BackupAndRestore(FitCallback):
         callback_states.set_states(self._others, restored["callbacks"])
 
         def restore_again() -> None:
-            """Restore what callbacks changed at the beginning of the epoch: they did so before the save too."""
+            """Restore what callbacks changed at the beginning of the epoch. They did so before the save too."""
             self._run_checkpoint.assign_again(loaded)
             callback_states.set_states(self._others, restored["callbacks"])
 

@@ -1,7 +1,7 @@
-"""The state of callbacks that make decisions, so that a resumed run decides the same.
+"""The state of callbacks that make decisions.
 
-A callback of the user takes part by two methods: `get_state()` returns JSON and arrays, `set_state(state)` takes them back.
-Keras' callbacks do not have these methods; their states are read and set here.
+It is saved so that a resumed run decides the same. A callback of the user takes part by two methods: `get_state()` returns JSON
+and arrays, `set_state(state)` takes them back. Keras' callbacks do not have these methods; their states are read and set here.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class AttributeState:
 
 
 def convert_numbers(value: PyTree) -> PyTree:
-    """Return numbers of JAX or NumPy as Python's, which have all their digits; and lists as lists of NumPy arrays."""
+    """Convert JAX and NumPy numbers to Python's, which keep all digits. A list becomes a list of NumPy arrays."""
     if isinstance(value, list):
         return [np.asarray(item) for item in value]
     return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim else value
 
 
 def find_state(callback: keras.callbacks.Callback) -> Stateful | None:
-    """Return the access to the state of a callback; None where no state is known."""
+    """Find an object that reads and sets a callback's state. It is None if no state is known."""
     if is_stateful(callback):
         return callback
     names = next((names for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
@@ -60,7 +60,10 @@ def find_state(callback: keras.callbacks.Callback) -> Stateful | None:
 
 
 def find_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Stateful]:
-    """Return the access to the states of callbacks, by class, by what is monitored, and by a number where several callbacks share both."""
+    """Find the states of callbacks, by name.
+
+    The name is the class, what is monitored, and a number if several callbacks share both.
+    """
     states: dict[str, Stateful] = {}
     counts: Counter[str] = Counter()
     for callback in callbacks:
@@ -74,7 +77,7 @@ def find_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Stat
 
 
 def collect_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, PyTree]:
-    """Return the states of callbacks by their names."""
+    """Collect the states of callbacks by name."""
     return {name: state.get_state() for name, state in find_states(callbacks).items()}
 
 
@@ -86,7 +89,7 @@ def set_states(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, P
 
 
 def list_other_callbacks(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> list[str]:
-    """Return what a checkpoint with these states has and the callbacks have not, and the reverse."""
+    """List how the callbacks differ from those of a checkpoint. `saved` are the states in the checkpoint."""
     states = collect_states(callbacks)
     gone = [name for name, state in saved.items() if name not in states and state is not None]
     new = [name for name, state in states.items() if name not in saved and state is not None]
@@ -96,6 +99,6 @@ def list_other_callbacks(callbacks: Iterable[keras.callbacks.Callback], saved: d
 
 
 def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
-    """Return the classes of the callbacks that may have a state which is not saved."""
+    """Find the classes of callbacks whose state may not be saved."""
     unknown = [one for one in callbacks if find_state(one) is None and not isinstance(one, STATELESS_CALLBACKS)]
     return [type(callback).__name__ for callback in unknown if set(vars(callback)) - CALLBACK_ATTRIBUTES]

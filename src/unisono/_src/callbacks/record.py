@@ -1,4 +1,4 @@
-"""`Record`: a fit whose steps are written down, by digests that two runs can be compared by."""
+"""`Record`: a fit whose steps are recorded as digests. Two runs can be compared by them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from unisono._src.record.run_recorder import get_recorder
 
 
 class Record(FitCallback):
-    """A callback that records digests of each step: of the rows, the gradient, the weights and the optimizer's state, by variable.
+    """A callback that records digests of each step.
+
+    They are of the rows, the gradient, the weights and the optimizer's state, by variable.
 
     Two runs whose records are equal had the same bits in every step, and where they part the records say at which step and in which
     variable. Recording changes no bit. The digests are computed on the device and fetched late. The file only grows, and is whole up to the

@@ -1,4 +1,4 @@
-"""When a training is saved: after epochs, after a number of steps, or as a policy decides."""
+"""When a training is saved. It is after epochs, after a number of steps, or as a policy decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono._src.fit.steps_per_call import MOST_STEPS
 
 @runtime_checkable
 class SavePolicy(Protocol):
-    """Says whether a training is saved after a step, as the policies of Orbax do."""
+    """Decides whether to save after a step, like Orbax's policies."""
 
     def should_save(
         self, step: CheckpointInfo, previous_steps: Sequence[CheckpointInfo], *, context: SimpleNamespace
@@ -25,7 +25,7 @@ SaveFrequency: TypeAlias = str | int | SavePolicy
 
 
 class SaveInterval:
-    """A count of the steps of a training, which tells when to save."""
+    """A count of steps, which says when to save."""
 
     def __init__(self, save_freq: SaveFrequency) -> None:
         self._every = save_freq if isinstance(save_freq, int) and not isinstance(save_freq, bool) else 0
@@ -42,7 +42,7 @@ class SaveInterval:
         self._saved: list[CheckpointInfo] = []
 
     def count_steps_until_due(self) -> int:
-        """Return how many steps one call may take before a step after which the training is saved."""
+        """Count the steps that one call may take before a save."""
         if self._policy is not None and not hasattr(self._policy, "minimum_interval_secs"):  # it may wait for a certain step
             return 1
         return self._every - self.steps % self._every if self._every else MOST_STEPS
