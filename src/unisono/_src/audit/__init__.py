@@ -1,1 +1,1 @@
-"""The audit: a script is run on several placements, and the first difference of their records is explained."""
+"""The audit of a script on several placements. The first difference of the runs' records is explained."""

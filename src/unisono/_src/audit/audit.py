@@ -1,4 +1,4 @@
-"""The audit of a script: its runs, their comparison, and the explanation of the first difference."""
+"""The audit of a script. It runs the script, compares the records, and explains the first difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_DEVICES = 8
 
 
 class AuditError(Exception):
-    """An audit that cannot be made: nothing was trained that could be compared."""
+    """An audit that cannot be made. Nothing was trained that could be compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AuditSettings:
 
 
 def audit_script(settings: AuditSettings, folder: pathlib.Path, say: Callable[[str], None]) -> AuditReport:
-    """Run the script on several placements, compare the records, and explain the first difference.
+    """Run a script on several placements, and explain the first difference.
 
     Args:
         settings: The script, and what it is compared on.
@@ -89,7 +89,10 @@ class Audit:
         return run
 
     def _compare_placements(self, first: FinishedRun) -> Difference | None:
-        """Run the script again, then on other placements, until a run differs from the first one."""
+        """Run the script until a run differs from the first one.
+
+        The second run is on the same placement, all others on other placements.
+        """
         again = self._run(AGAIN)
         found = self._find_difference(first, again)
         if found is not None:
@@ -104,7 +107,10 @@ class Audit:
         return None
 
     def _find_difference(self, one: FinishedRun, other: FinishedRun) -> tuple[RecordDifference, int] | None:
-        """Return (the first difference of a run from another one, its process): of the process that differs first."""
+        """Find the first difference of two runs, and its process.
+
+        It is (difference, process), for the process that differs first.
+        """
         if one.exit_code != other.exit_code:
             return RecordDifference(len(other.steps), EXIT), 0
         mine = one.records[:1]  # nothing where both have failed before their first steps
@@ -113,7 +119,7 @@ class Audit:
         return min(differing, key=lambda pair: pair[0].step, default=None)
 
     def _find_cause_of_repeat(self, first: FinishedRun, again: FinishedRun) -> Cause:
-        """Return why the second run on the same placement differs: a third one is like the first, like the second, or like neither."""
+        """Find why two runs on the same placement differ. A third run is like the first, like the second, or like neither."""
         once_more = self._run(ONCE_MORE)
         if self._find_difference(first, once_more) is None:
             return Cause.HASH_ORDER
@@ -138,7 +144,7 @@ class Audit:
 
 
 def plan_placements(placement: Json, replicas: int, devices: Sequence[int], processes: Sequence[int]) -> list[RunPlan]:
-    """Return the runs on other placements than that of the first run.
+    """Plan the runs on other placements than the first run's.
 
     Args:
         placement: The placement of the first run, as its record describes it.
@@ -175,7 +181,7 @@ def check_recorded(directory: pathlib.Path, recorded: FinishedRun, first: Finish
 
 
 def describe_failure(run: FinishedRun) -> str:
-    """Return what stopped the first run, or why it cannot be compared."""
+    """Describe what stopped the first run, or hinders a comparison."""
     last = find_last_lines(run.output)
     if run.exit_code:
         return f"The script ended with exit code {run.exit_code} as it is written, before anything was compared:\n\n{last}"
@@ -186,7 +192,7 @@ def describe_failure(run: FinishedRun) -> str:
 
 
 def summarize_run(run: FinishedRun, most_steps: int) -> AuditedRun:
-    """Return what a report says of a run. A call may run more steps than were asked for: these are not compared, and not shown."""
+    """Summarize a run for the report. A call may run more steps than were asked for: these are not compared, and not shown."""
     steps = list(run.steps.values())[:most_steps]
     placement = steps[0].program.placement if steps else {}
     return AuditedRun(
@@ -203,11 +209,11 @@ def summarize_run(run: FinishedRun, most_steps: int) -> AuditedRun:
 
 
 def digest_step(step: RecordedStep) -> str:
-    """Return a short digest over all that is recorded of a step."""
+    """Compute a short digest of all that a step recorded."""
     return hashlib.sha256(json.dumps([step.row_digests, step.digests]).encode()).hexdigest()[:16]
 
 
 def list_warnings(runs: Sequence[FinishedRun]) -> tuple[str, ...]:
-    """Return the lines of the runs' output that warn, each once."""
+    """List the warnings in the runs' output, each once."""
     lines = [line.strip() for run in runs for line in run.output.splitlines() if "Warning: " in line]
     return tuple(dict.fromkeys(line.partition("Warning: ")[2] for line in lines))

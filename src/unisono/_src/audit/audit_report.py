@@ -1,4 +1,4 @@
-"""The report of an audit: what was run, and where two runs part. Its JSON is what `--json` writes."""
+"""The report of an audit. It says what was run, and where two runs part. Its JSON is what `--json` writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS_OF_KINDS = {**KIND_WORDS, EXIT: "the exit code"}
 
 
 class Cause(enum.StrEnum):
-    """Why two runs part; the values stand in the JSON of reports."""
+    """Why two runs part. The values stand in the JSON of reports."""
 
     EACH_RUN = "each run"
     """Runs on the same placement differ: numbers without a seed, a clock, the order of threads."""
@@ -67,7 +67,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where two runs part, in what a step gets or in its program, as far as the records of both hold it."""
+    """Where two runs part, in a step's inputs or program. It is as exact as the records of both allow."""
 
     layer: str | None = None
     """The layer, by the names from the model down, with "/" between them."""
@@ -109,7 +109,7 @@ class Difference(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The fraction of a layer's digests that differ between two runs, for each layer and step."""
+    """How much of each layer differs between two runs, by step. It is the fraction of the layer's digests that differ."""
 
     runs: tuple[str, str]
     layers: tuple[str, ...]
@@ -120,7 +120,7 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
-    """The result of an audit: its runs, and where two of them part."""
+    """The result of an audit. It has the runs, and where two of them part."""
 
     script: str
     command: tuple[str, ...]
@@ -138,7 +138,7 @@ class AuditReport:
         return self.difference is None
 
     def to_json(self) -> dict[str, Json]:
-        """Return the report as numbers, strings, lists and dicts."""
+        """Convert the report to numbers, strings, lists and dicts."""
         return convert_to_json({**dataclasses.asdict(self), "equal": self.equal})
 
 
@@ -151,5 +151,5 @@ def convert_to_json(value: UserObject) -> Json:
 
 
 def name_number(number: float) -> float | str:
-    """Return a number as JSON has it: in words where it is not finite."""
+    """Convert a number for JSON. If it is not finite, its name is given."""
     return number if math.isfinite(number) else str(number)

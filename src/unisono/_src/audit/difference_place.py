@@ -1,4 +1,4 @@
-"""Where two runs part: the row, the variable, or the equation of the step's program, from the details of their records."""
+"""Where two runs part. It is the row, the variable, or the equation of the step's program, from the details of their records."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ NOWHERE = Place()
 
 
 def find_place(one: RunRecord, others: Sequence[RunRecord], difference: RecordDifference) -> Place:
-    """Return where two runs part; `NOWHERE` where their records do not hold it.
+    """Find where two runs part.
 
-    `others` are the processes of the other run, the one first that differs first. A gradient has the same bits in all processes, and its
-    program may differ in one that differs no sooner than the others.
+    It is `NOWHERE` if their records do not hold it. `others` are the processes of the other run, and the first of them is the one
+    that differs first. A gradient has the same bits in all processes. So a process whose program differs may differ no sooner
+    than the others.
     """
     if difference.kind == ROWS:
         return find_row(one, others[0], difference.step)
@@ -32,7 +33,7 @@ def find_place(one: RunRecord, others: Sequence[RunRecord], difference: RecordDi
 
 
 def find_row(one: RunRecord, other: RunRecord, step: int) -> Place:
-    """Return the first array and the first row of it that differ in a step."""
+    """Find the first array and row that differ in a step."""
     mine, its = (find_detail(record, "rows", step) for record in (one, other))
     if mine is None or its is None or mine["step"] != step or its["step"] != step:
         return NOWHERE
@@ -49,13 +50,16 @@ def find_row(one: RunRecord, other: RunRecord, step: int) -> Place:
 
 
 def find_replica(shards: Sequence[int], row: int) -> int | None:
-    """Return the replica of a row of the global batch, from the rows of each replica."""
+    """Find the replica of a row. `shards` are the rows of each replica."""
     ends = (sum(shards[: replica + 1]) for replica in range(len(shards)))
     return next((replica for replica, end in enumerate(ends) if row < end), None)
 
 
 def find_variable(one: RunRecord, other: RunRecord, difference: RecordDifference) -> Place:
-    """Return the layer and the values of the first variable that differs before a step. What no code has assigned is not recorded again."""
+    """Find the first variable that differs before a step.
+
+    The result has its layer and values. A variable that no code has assigned is not recorded again.
+    """
     path = difference.variables[0]
     details = [find_detail(record, "state", difference.step) for record in (one, other)]
     noted = [(detail["step"], *detail["variables"][path]) for detail in details if detail and path in detail["variables"]]
@@ -74,13 +78,13 @@ def find_shape(record: RunRecord, step: int, path: str) -> str:
 
 
 def find_detail(record: RunRecord, kind: str, step: int) -> Json | None:
-    """Return the last detail of a kind up to a step; None where there is none."""
+    """Find the last detail of a kind up to a step. It is None if there is none."""
     found = [detail for detail in record.details if detail["of"] == kind and detail["step"] <= step]
     return max(found, key=lambda detail: detail["step"], default=None)
 
 
 def format_pair(ours: Json, theirs: Json) -> tuple[str, str] | None:
-    """Return the first values of both; None where these are the same, and what differs comes later."""
+    """Format the first values of both runs. It is None if these are the same, and a later value differs."""
     if ours == theirs:
         return None
     mine, its = ("what the step before left" if values is None else format_values(values) for values in (ours, theirs))

@@ -1,4 +1,4 @@
-"""The divergence of two runs: how much of each layer differs, step by step."""
+"""The divergence of two runs, by layer and step. It is how much of each layer differs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unisono._src.record.run_record import RecordedStep, RunRecord, Variable
 
 
 def measure_divergence(names: tuple[str, str], one: RunRecord, other: RunRecord) -> Divergence:
-    """Return, for each layer and step, the fraction of the layer's digests that differ."""
+    """Measure the fraction of digests that differ, by layer and step."""
     common = sorted(one.steps.keys() & other.steps.keys())
     pairs = [(one.steps[number], other.steps[number]) for number in common]
     layers = list(dict.fromkeys(name_layer(variable) for mine, _ in pairs for variable in mine.program.variables))
@@ -18,7 +18,7 @@ def measure_divergence(names: tuple[str, str], one: RunRecord, other: RunRecord)
 
 
 def measure_step(one: RecordedStep, other: RecordedStep) -> dict[str, float]:
-    """Return the fraction of digests that differ, by layer."""
+    """Measure the fraction of digests that differ, by layer."""
     counts: dict[str, list[int]] = {}
     ours, theirs = ([(variable.kind, variable.shape) for variable in step.program.variables] for step in (one, other))
     for place, variable in enumerate(one.program.variables):
@@ -28,7 +28,7 @@ def measure_step(one: RecordedStep, other: RecordedStep) -> dict[str, float]:
 
 
 def name_layer(variable: Variable) -> str:
-    """Return the layer in a variable's path; "optimizer" for the optimizer's own."""
+    """Cut a variable's layer from its path. The optimizer's own variables have "optimizer"."""
     if variable.kind == OPTIMIZER:
         return "optimizer"
     return variable.path.rpartition("/")[0] or variable.path

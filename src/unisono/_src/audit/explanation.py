@@ -1,7 +1,8 @@
-"""The explanation of a difference: where two runs part, why, and what to write instead.
+"""The explanation of a difference.
 
-What differs is read from records. Why is shown by the runs that differ and those that do not: the same placement with the same seed of `hash()`,
-with another one, other devices, other processes. What the code looks like decides nothing.
+It says where two runs part, why, and what to write instead. What differs is read from records. Why is shown by the runs that
+differ and those that do not: the same placement with the same seed of `hash()`, with another one, other devices, other processes.
+What the code looks like decides nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ SAME_PROGRAM = (
 def explain_difference(
     one: FinishedRun, other: FinishedRun, difference: RecordDifference, process: int, cause: Cause
 ) -> Difference:
-    """Return the difference with its place and words. `process` is the process of the other run that differs first."""
+    """Add place, cause and advice to a difference. `process` is the process of the other run that differs first."""
     others = sorted(range(len(other.records)), key=lambda number: number != process)
     has_both = one.records and other.records
     place = find_place(one.records[0], [other.records[number] for number in others], difference) if has_both else NOWHERE
@@ -112,7 +113,7 @@ def explain_difference(
 
 
 def choose_words(one: FinishedRun, other: FinishedRun, difference: RecordDifference, place: Place, cause: Cause) -> CauseWords:
-    """Return the words of a cause, made more exact by what differs."""
+    """Choose the text of a cause, made more exact by the difference."""
     words = WORDS[cause]
     if difference.kind == EXIT:
         last = (find_last_lines(other.output).splitlines() or ["it wrote nothing"])[-1]
@@ -127,7 +128,7 @@ def choose_words(one: FinishedRun, other: FinishedRun, difference: RecordDiffere
 
 
 def name_detail(difference: RecordDifference, place: Place) -> str:
-    """Return what differs, as far as the words depend on it: rows, the start, or what an equation does."""
+    """Name the detail that the text depends on. It is the rows, the start, or what an equation does."""
     if difference.kind == ENTRY and difference.step == 0 and place.layer is not None:
         return START
     primitive = (place.equation or "").partition("(")[0]
@@ -137,6 +138,6 @@ def name_detail(difference: RecordDifference, place: Place) -> str:
 
 
 def name_cause_of_record(recorded: FinishedRun, run: FinishedRun) -> Cause:
-    """Return why a run differs from a recorded one: by its facts, or else by the script."""
+    """Name why a run differs from a recorded one. It is the versions if facts differ, and else the script."""
     facts = list_fact_differences(recorded.steps[0].program.facts, run.steps[0].program.facts)
     return Cause.VERSIONS if facts else Cause.SCRIPT

@@ -1,6 +1,7 @@
-"""The report of an audit as one HTML page, which opens without a network: the verdict, the finding, plots, and what was run.
+"""The report of an audit as one HTML page.
 
-The page is `templates/report.html`. What is prepared here are the words and numbers that it takes from the report. Whatever it quotes is escaped.
+It opens without a network, and shows the verdict, the finding, plots, and what was run. The page is `templates/report.html`. What
+is prepared here are the words and numbers that it takes from the report. Whatever it quotes is escaped.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Strip(NamedTuple):
 
 
 def render_report(report: AuditReport) -> str:
-    """Return the page."""
+    """Render the page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("unisono._src.audit"),
         autoescape=True,
@@ -67,7 +68,7 @@ def render_report(report: AuditReport) -> str:
 
 
 def prepare_page(report: AuditReport) -> Keywords:
-    """Return what the template asks for."""
+    """Prepare the values that the template needs."""
     difference = report.difference
     tone, headline, sentence = decide_verdict(report)
     parted = [pair for pair in report.divergence if any(map(any, pair.fractions))]
@@ -95,7 +96,7 @@ def prepare_page(report: AuditReport) -> Keywords:
 
 
 def decide_verdict(report: AuditReport) -> tuple[str, str, str]:
-    """Return (how the page is coloured, the headline, the sentence below it)."""
+    """Choose (the color of the page, the headline, the sentence below)."""
     difference = report.difference
     if difference is None:
         compared = f"{count(report.runs, 'run')} of {count(range(max(run.steps for run in report.runs)), 'step')}"
@@ -107,7 +108,7 @@ def decide_verdict(report: AuditReport) -> tuple[str, str, str]:
 
 
 def list_lines(source: Source) -> list[tuple[int, str]]:
-    """Return a line among those around it, with numbers; the line alone where its file is gone or has changed."""
+    """List a source line and its neighbours, with numbers. It is the line alone if its file is gone or has changed."""
     lines: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # it is gone, or has a name that no file can have
         lines = Path(source.file).read_text(errors="replace").splitlines()
@@ -120,7 +121,7 @@ def list_lines(source: Source) -> list[tuple[int, str]]:
 
 
 def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: svg.Axis, steps: int) -> Curve:
-    """Return the curve of a run. Of curves that coincide each is thinner than the one before, and seen inside of it."""
+    """Draw the curve of a run. Of curves that coincide each is thinner than the one before, and seen inside of it."""
     is_parted = repr(run.losses) != repr(runs[0].losses)  # NaN is as NaN
     alike = [other for other in runs if (repr(other.losses) != repr(runs[0].losses)) == is_parted]
     after = len(alike) - 1 - alike.index(run)
@@ -132,7 +133,7 @@ def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: svg.Axis, ste
 
 
 def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) -> str:
-    """Return in words how the losses of a run lie beside those of the first run, and where they are missing or not finite."""
+    """Compare in words a run's losses with the first run's. The text also says where losses are missing or not finite."""
     pairs = list(zip(first.losses, run.losses, strict=False))
     parted = next((step for step, pair in enumerate(pairs, 1) if repr(pair[0]) != repr(pair[1])), None)
     if run is first:
@@ -151,7 +152,7 @@ def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) ->
 
 
 def draw_strips(pair: Divergence) -> list[Strip]:
-    """Return a strip for each layer: those that differ first in steps, where there are too many."""
+    """Draw a strip for each layer. If there are too many, the layers that differ in the earliest steps are drawn."""
     firsts = [next((at for at, part in enumerate(parts) if part > 0), None) for parts in pair.fractions]
     order = sorted(range(len(firsts)), key=lambda at: math.inf if firsts[at] is None else firsts[at] or 0)
     strips: list[Strip] = []
@@ -163,12 +164,12 @@ def draw_strips(pair: Divergence) -> list[Strip]:
 
 
 def count(things: Sequence[UserObject], noun: str) -> str:
-    """Return a number with its noun."""
+    """Format a number with its noun."""
     return f"{len(things):,} {noun}{'s' * (len(things) != 1)}"
 
 
 def show_unseen(value: UserObject) -> UserObject:
-    """Return a text with unseen characters as Python writes them, so that a name cannot look like another one."""
+    """Escape unseen characters in a text, as Python writes them. So a name cannot look like another one."""
     if not isinstance(value, str) or hasattr(value, "__html__"):  # a part of the page that is escaped
         return value
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), value)

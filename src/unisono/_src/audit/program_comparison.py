@@ -24,7 +24,7 @@ class EquationPair(NamedTuple):
     """The user's line that the equation comes from, or the nearest such line before it; None where there is none."""
 
     def describe(self) -> Place:
-        """Return where the two differ: in their constants, in their parameters, or as a whole."""
+        """Describe where the two differ. It is in their constants, in their parameters, or as a whole."""
         ours, theirs = map(format_equation, (self.mine, self.its))
         values = None
         if ours != theirs:
@@ -37,7 +37,7 @@ class EquationPair(NamedTuple):
 
 
 def find_equation(one: RunRecord, other: RunRecord, step: int) -> EquationPair | None:
-    """Return the first equation that differs in the programs that were traced up to a step; None where all are the same."""
+    """Find the first equation that differs, in programs up to a step. It is None if all are the same."""
     for ones, others in pair_programs(list_programs(one, step), list_programs(other, step)):
         pair = compare_equations(ones, others)
         if pair is not None:
@@ -46,12 +46,12 @@ def find_equation(one: RunRecord, other: RunRecord, step: int) -> EquationPair |
 
 
 def list_programs(record: RunRecord, step: int) -> list[Json]:
-    """Return the equations of the programs that were traced up to a step."""
+    """List the programs that were traced up to a step. Each is a list of equations."""
     return [detail["equations"] for detail in record.details if detail["of"] == "program" and detail["step"] <= step]
 
 
 def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Json, Json]]:
-    """Return pairs of programs to compare: those of the same shapes, then the others in order.
+    """Pair the programs to compare. Those of the same shapes are paired first, then the others in order.
 
     A process traces programs for its own replicas alone, which may have fewer rows than those of another process.
     """
@@ -73,7 +73,10 @@ def list_shapes(equations: Sequence[Json]) -> list[list[str]]:
 
 
 def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationPair | None:
-    """Return the first equation that differs. Where the shapes of the rows differ throughout, an equation of the user's comes first."""
+    """Find the first equation that differs.
+
+    If the shapes of the rows differ throughout, an equation with a line of the user's comes first.
+    """
     differing = [
         (index, mine, its)
         for index, (mine, its) in enumerate(zip(ones, others, strict=False))
@@ -86,18 +89,18 @@ def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationP
 
 
 def find_callback(record: RunRecord, step: int) -> Place | None:
-    """Return the first equation that calls Python back; None where none does."""
+    """Find the first equation that calls Python back. It is None if there is none."""
     calls = (equation for program in list_programs(record, step) for equation in program if equation["primitive"] in CALLBACKS)
     return next((Place(call["layer"], equation=format_equation(call), source=quote_line(call["line"])) for call in calls), None)
 
 
 def format_other_params(mine: Json, its: Json) -> str:
-    """Return the parameters of an equation that another one has otherwise, as one line."""
+    """Format the parameters that another equation has with other values."""
     return ", ".join(f"{name}={value}" for name, value in mine["params"].items() if its["params"].get(name) != value)
 
 
 def quote_line(line: Json) -> Source | None:
-    """Return a line of the user's as reports quote it."""
+    """Read a line of the user's, as reports quote it."""
     if line is None:
         return None
     file, number, function = line

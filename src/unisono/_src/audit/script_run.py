@@ -1,4 +1,4 @@
-"""Runs of a script in fresh processes, each with a record of its steps."""
+"""Runs of a script in fresh processes. Each run has a record of its steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FinishedRun:
 
     @property
     def steps(self) -> dict[int, RecordedStep]:
-        """Return the steps of process 0."""
+        """The steps of process 0."""
         return self.records[0].steps if self.records else {}
 
     @property
@@ -119,7 +119,7 @@ class ScriptRunner:
         return FinishedRun(plan, directory, code, seconds, text, read_records(directory), is_killed)
 
     def run_to_end(self, plan: RunPlan, label: str) -> FinishedRun:
-        """Run the script on a placement, with details in its record; raise `LimitError` if it is killed."""
+        """Run the script on a placement, with details in its record. `LimitError` is raised if it is killed."""
         run = self.run(plan, label, variables={run_details.SWITCH: "1"})
         if run.is_killed:
             last = find_last_lines(run.output) or "nothing"
@@ -131,14 +131,14 @@ class ScriptRunner:
 
 
 def list_launcher_words(plan: RunPlan) -> list[str]:
-    """Return the command that starts Python, in one process or in several."""
+    """Build the command that starts Python. It starts one process or several."""
     if plan.processes == 1:
         return [sys.executable]
     return [sys.executable, "-m", "unisono", "launch", "--processes", str(plan.processes)]
 
 
 def make_variables(environment: Mapping[str, str], plan: RunPlan, directory: pathlib.Path, steps: int) -> dict[str, str]:
-    """Return the environment of a run."""
+    """Build the environment of a run."""
     ours = {
         INSTEAD: str(directory),
         EACH_PROCESS: "1",
@@ -154,7 +154,7 @@ def make_variables(environment: Mapping[str, str], plan: RunPlan, directory: pat
 
 
 def read_records(directory: pathlib.Path) -> tuple[RunRecord, ...]:
-    """Return the records of the processes of a run, in order; none where process 0 has recorded no step."""
+    """Read the records of a run's processes, in order. There are none if process 0 has recorded no step."""
     if not (directory / "process-0").exists():
         return ()
     folders = sorted(directory.glob("process-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -162,5 +162,5 @@ def read_records(directory: pathlib.Path) -> tuple[RunRecord, ...]:
 
 
 def find_last_lines(output: str) -> str:
-    """Return the end of what a run wrote."""
+    """Cut the last lines from a run's output."""
     return "\n".join(output.rstrip().splitlines()[-LAST_LINES:])

@@ -1,4 +1,7 @@
-"""The drawings of the HTML report as numbers that its template puts into SVG: the axis and the curves of losses, and strips of steps."""
+"""The drawings of the HTML report, as numbers.
+
+Its template puts them into SVG: the axis and the curves of losses, and strips of steps.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ class Axis(NamedTuple):
     ticks: tuple[float, ...]
 
     def locate(self, number: float) -> float:
-        """Return where a number lies: 0 at the upper end, 1 at the lower, as heights are counted in a drawing."""
+        """Compute the height of a number in a drawing. It is 0 at the upper end of the axis and 1 at the lower."""
         return (self.high - number) / (self.high - self.low)
 
     @property
     def labels(self) -> list[tuple[float, str]]:
-        """Return the ticks, each with its text, of as many digits as tell them apart."""
+        """The ticks with their texts. The texts have as many digits as tell the ticks apart."""
         largest = max(map(abs, self.ticks)) or 1.0
         apart = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else largest
         digits = 1 + math.ceil(max(0.0, math.log10(largest / apart)) + 1e-9)
@@ -41,12 +44,12 @@ class Axis(NamedTuple):
 
 
 def is_drawable(number: float | None) -> bool:
-    """Return whether a number has a place on an axis."""
+    """Whether a number has a position on an axis."""
     return number is not None and math.isfinite(number) and abs(number) < LARGEST
 
 
 def make_axis(numbers: Sequence[float | None]) -> Axis:
-    """Return an axis for the numbers that are drawable, with some room around them."""
+    """Make an axis for the drawable numbers, with some room around."""
     drawable = [number for number in numbers if number is not None and is_drawable(number)] or [0.0, 1.0]
     low, high = min(drawable), max(drawable)
     # Numbers that differ in their last digits alone have room for ticks that are numbers of their own.
@@ -56,7 +59,7 @@ def make_axis(numbers: Sequence[float | None]) -> Axis:
 
 
 def choose_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return some round numbers between two numbers."""
+    """Choose some round numbers between two numbers."""
     rough = (high - low) / MOST_TICKS
     size = 10.0 ** math.floor(math.log10(rough))
     step = next((factor * size for factor in (1.0, 2.0, 5.0) if factor * size >= rough), 10 * size)
@@ -64,7 +67,7 @@ def choose_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def draw_curve(losses: Sequence[float | None], axis: Axis, steps: int) -> str:
-    """Return the path of a curve. A loss between two gaps is a dot, which round ends make of a line without a length."""
+    """Draw the path of a curve. A loss between two gaps is a dot, which round ends make of a line without a length."""
     commands: list[str] = []
     is_open = False
     for step, loss in enumerate(losses, 1):
@@ -78,18 +81,18 @@ def draw_curve(losses: Sequence[float | None], axis: Axis, steps: int) -> str:
 
 
 def locate_step(step: int, steps: int) -> float:
-    """Return where the middle of a step lies between the left end of the axis, 0, and the right one, 1."""
+    """Compute the position of a step's middle along the axis. The left end is 0, the right end is 1."""
     return (step - 0.5) / steps
 
 
 def label_steps(steps: Sequence[int]) -> list[tuple[float, int]]:
-    """Return (place, number) of the steps that are named below a plot: the first one, and others at the same distance."""
+    """List (position, number) of the steps named below a plot. These are the first one, and others at the same distance."""
     distance = max(1, math.ceil(len(steps) / MOST_LABELS))
     return [(locate_step(at + 1, len(steps)), steps[at]) for at in range(0, len(steps), distance)]
 
 
 def draw_strip(fractions: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Return (left end, width, opacity) of the cells of a layer's steps that differ: places between 0 and 1. Many steps share a cell."""
+    """List (left end, width, opacity) of a layer's cells that differ. Positions are between 0 and 1. Many steps share a cell."""
     length = max(1, math.ceil(len(fractions) / MOST_COLUMNS))
     cells = [max(fractions[start : start + length]) for start in range(0, len(fractions), length)]
     width = length / len(fractions) if fractions else 1.0

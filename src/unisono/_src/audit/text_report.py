@@ -1,4 +1,4 @@
-"""The report of an audit for a terminal: a table of the runs, the finding, and what to write instead."""
+"""The report of an audit for a terminal. It has a table of the runs, the finding, and what to write instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 100
 
 
 def format_report(report: AuditReport) -> str:
-    """Return the report as text."""
+    """Format the report as text."""
     return "\n".join(iterate_lines(report))
 
 
@@ -29,7 +29,7 @@ def iterate_lines(report: AuditReport) -> Iterator[str]:
 
 
 def format_table(runs: Sequence[AuditedRun]) -> Iterator[str]:
-    """Return a line for each run."""
+    """Format a line for each run."""
     return format_columns([("run", "devices", "processes", "steps", "last loss", "digest", "seconds"), *map(list_cells, runs)])
 
 
@@ -69,7 +69,7 @@ def format_difference(difference: Difference) -> Iterator[str]:
 
 
 def list_facts(difference: Difference) -> list[tuple[str, str]]:
-    """Return the names and values of what is known of the place of a difference."""
+    """List what is known of a difference's place. Each item is (name, value)."""
     others = len(difference.differing) - 1
     more = f", and {others} more" if others > 0 else ""
     row = None if difference.row is None else f"{difference.row} of the global batch"
