@@ -1,4 +1,4 @@
-"""The one way from a function of a step to its steps: compiled or not, with those who observe them."""
+"""Build the steps of a function, compiled or not. This is the one place that gives a step its observers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_step(
     verifies: bool = True,
     fixed_digest: int = 0,
 ) -> ModelSteps | LoopSteps:
-    """Return the steps of a model or of a loop's function.
+    """Build the steps of a model or of a loop's function.
 
     Args:
         strategy: Says where the replicas run.
@@ -88,13 +88,13 @@ def make_step(
 
 
 def open_tools() -> list[StepObserver]:
-    """Return the observer that the environment names."""
+    """Import the observer that the environment names, if any."""
     module = os.environ.get(names.INSPECTOR)
     return [importlib.import_module(module).make_inspector()] if module else []
 
 
 def verify_steps(strategy: ReplicaStrategy) -> list[StepObserver]:
-    """Return the verification of steps, if it is asked for."""
+    """Build the observer that verifies steps, if it is asked for."""
     if strategy.verify is None:
         return []
     kind = ProcessVerification if strategy.placement.has_one_device_in_each_process else DeviceVerification

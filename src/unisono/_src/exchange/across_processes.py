@@ -1,7 +1,7 @@
-"""Sums over several processes: on the lead of each, then between the leads.
+"""Sums over several processes.
 
-Processes of one machine share memory. Others take part in one program of collectives, each with a single device: collectives over several CPU devices
-of a process starve.
+They are added on the lead of each process, then between the leads. Processes of one machine share memory. Others take part in one
+program of collectives, each with a single device: collectives over several CPU devices of a process starve.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProcessExchange(LeadExchange):
 
     @functools.cached_property
     def _between(self) -> SharedSum | ProcessSum:
-        """The sum between processes: in memory where they share it, else by collectives."""
+        """The all-reduce between processes. It uses shared memory if there is any, and collectives otherwise."""
         shared = None
         if self.placement.lead.platform == "cpu":
             shared = open_shared_sum(get_agreement(), len(self._processes.leads), self.sum_span)

@@ -104,7 +104,7 @@ class SharedSum:
     def total(
         self, nodes: Sequence[PackedTree | None], description: SumDescription, words: tuple[int, ...]
     ) -> tuple[PackedTree, np.ndarray]:
-        """Return (the total, the words of all processes).
+        """Compute (the total, the integers of all processes).
 
         Args:
             nodes: Our sums, in the order of the description; None for replicas without rows.
@@ -128,7 +128,7 @@ class SharedSum:
         return cast(PackedTree, {name: np.concatenate(of_name) for name, of_name in parts.items()}), told
 
     def open_room(self, size: int) -> bool:
-        """Make room for so many bytes of arrays in each process; return whether all processes read one another's memory."""
+        """Open shared memory of `size` bytes in each process. Say whether all processes can read one another's memory."""
         descriptor = os.memfd_create("unisono")
         os.ftruncate(descriptor, HEADER + size)
         own = Memory(descriptor, is_own=True)
@@ -143,7 +143,7 @@ class SharedSum:
         return all(are_open)
 
     def _find_views(self, description: SumDescription) -> SumViews:
-        """Return where the parts of a sum lie; first make room where there is too little."""
+        """Find the memory of a sum's parts. Larger memory is opened if there is too little."""
         like = description.like
         key = description.leaves, description.nodes, tuple((name, leaf.shape, leaf.dtype) for name, leaf in like.items())
         if key not in self._views:
@@ -182,7 +182,7 @@ class SharedSum:
 
 
 def open_shared_sum(agreement: Agreement, processes: int, add: AddNodes) -> SharedSum | None:
-    """Open memory that all processes share; None where they are on several machines, or cannot read one another's."""
+    """Open memory that all processes share. It is None if they are on several machines, or cannot read one another's memory."""
     is_wanted = os.environ.get(names.SHARED_MEMORY) != "0" and platform.machine() in IN_ORDER
     machine = BOOT.read_text() if is_wanted and hasattr(os, "memfd_create") and BOOT.exists() else ""
     machines = agreement.gather_values("its machine", machine)
@@ -193,7 +193,10 @@ def open_shared_sum(agreement: Agreement, processes: int, add: AddNodes) -> Shar
 
 
 def open_memory(process: int, descriptor: int, token: int) -> Memory | None:
-    """Open the memory of another process; None where this process must not, or sees other processes."""
+    """Open the memory of another process.
+
+    It is None if this process may not, or if its process numbers are other ones, as in a container.
+    """
     try:
         opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY)
     except OSError:

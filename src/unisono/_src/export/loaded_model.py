@@ -120,7 +120,10 @@ class LoadedModel(keras.Model):
         return build_tree(program.outputs, results.outputs)
 
     def _derive_seeds(self) -> dict[int, Array]:
-        """Derive the seeds of a replica, by their places: nobody looks into the program, whose replicas would draw alike."""
+        """Derive the seeds of a replica, by their positions.
+
+        Nothing else looks into the program, so its replicas would draw the same numbers.
+        """
         code = get_current_code()
         if code is None:
             return {}

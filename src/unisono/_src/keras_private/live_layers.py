@@ -1,4 +1,4 @@
-"""The layers that live in this process: which of them a scope of a program, or a variable, belongs to."""
+"""The layers that live in this process. They are found by the scopes of a program, or by a variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSFORMS = re.compile(
 
 
 class LiveLayers:
-    """The layers that live now, by their paths from the model down, without the model's own name."""
+    """The layers that live now, by their paths. A path goes from the model down, without the model's own name."""
 
     def __init__(self) -> None:
         layers = [thing for thing in list_objects() if isinstance(thing, keras.layers.Layer)]
@@ -29,11 +29,11 @@ class LiveLayers:
             self._owners |= {variable.path: path for variable in inner[path].variables if not variable.path.startswith(own)}
 
     def find_by_scopes(self, scopes: str) -> str | None:
-        """Return the innermost layer in the names of a program's scopes; None where there is none but models."""
+        """Find the innermost layer in the scopes of a program. It is None if there is none but models."""
         return self._find_innermost([part for part in re.split(r"[/()]", TRANSFORMS.sub("", scopes)) if part])
 
     def find_by_variable(self, path: str) -> str | None:
-        """Return the innermost layer that has a variable; None where there is none but models."""
+        """Find the innermost layer that has a variable. It is None if there is none but models."""
         return self._find_innermost(path.split("/")) or self._owners.get(path)
 
     def _find_innermost(self, parts: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Calls of the kernels around a step: for its memory, its running sums and its digests."""
+"""Calls of the kernels around a step. They are for its memory, its running sums and its digests."""
 
 from __future__ import annotations
 

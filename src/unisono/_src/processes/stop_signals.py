@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop: noted when they arrive, and answered between two steps."""
+"""Signals that ask a training to stop. They are noted when they arrive, and answered between two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class StopRequest:
-    """A request to stop, made to this process or to another process of the training."""
+    """A request to stop a training. It is made to this process or to another one."""
 
     def __init__(self) -> None:
         self.asked_by: str | None = None
@@ -42,17 +42,17 @@ class StopRequest:
 
     @property
     def is_due(self) -> bool:
-        """Return whether all processes stop here, between two steps."""
+        """Whether all processes stop here, between two steps."""
         return get_agreement().agree_to_stop(self.asked_by is not None)
 
     def is_asked_in_any_process(self) -> bool:
-        """Return whether any process was asked to stop, where no step follows that would tell the others."""
+        """Whether any process was asked to stop. The processes are asked, since no step follows that would tell them."""
         return get_agreement().is_true_in_any_process("whether it was asked to stop", self.asked_by is not None)
 
 
 @contextlib.contextmanager
 def listen_for_signals(names: Sequence[str]) -> Iterator[StopRequest]:
-    """Note the first of these signals within the block; a second signal does what it did before.
+    """Note the first of these signals within the block. A second signal does what it did before.
 
     At the end of the block a signal that was not answered does so too: it may arrive when the last step is done. And so does each signal in a
     process that is forked within the block, as the workers of a dataset are: nobody has asked the training to stop.

@@ -1,4 +1,4 @@
-"""The first values of arrays, which stand in records for people to read: digests say which arrays differ, and these say how."""
+"""The first values of arrays, for people who read records. Digests say which arrays differ, and these values say how."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST_VALUES = 4
 
 
 def list_first_values(array: AnyArray) -> list[float]:
-    """Return the first numbers of an array, of keys of random numbers those of their data."""
+    """List the first numbers of an array. Of random keys it lists the first numbers of their data."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.real(np.ravel(np.asarray(array))[:MOST_VALUES]).astype(np.float64).tolist()
 
 
 def format_values(values: Sequence[float]) -> str:
-    """Return first values as one line, which says where there may be more.
+    """Format first values as one line. It shows where there may be more.
 
     >>> format_values([0.1, 2.0])
     '0.1, 2'

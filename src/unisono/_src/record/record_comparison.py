@@ -1,4 +1,4 @@
-"""The comparison of two records: the first step, kind and variable in which they differ."""
+"""The comparison of two records. It finds the first step, kind and variable in which they differ."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RecordDifference:
 
 
 def find_difference(one: RunRecord, other: RunRecord, most_steps: int) -> RecordDifference | None:
-    """Return the first difference of two records in their first steps; None where all that both recorded is the same."""
+    """Find the first difference of two records in their first steps. It is None if all that both recorded is the same."""
     ones = one.steps
     others = other.steps
     before: tuple[RecordedStep, RecordedStep] | None = None
@@ -67,7 +67,7 @@ def find_difference(one: RunRecord, other: RunRecord, most_steps: int) -> Record
 def compare_steps(
     one: RecordedStep, other: RecordedStep, before: tuple[RecordedStep, RecordedStep] | None
 ) -> RecordDifference | None:
-    """Return the first difference of two steps, by the order in which a step gets and makes things."""
+    """Find the first difference of two steps. The order is that in which a step reads and computes things."""
     number = one.number
     if one.row_digests != other.row_digests or one.rows != other.rows:
         return RecordDifference(number, ROWS, has_other_shapes=one.rows != other.rows)
@@ -89,7 +89,7 @@ def compare_steps(
 
 
 def list_differing_paths(variables: Sequence[Variable], ones: Digests, others: Digests, kind: str) -> tuple[str, ...]:
-    """Return the paths of the variables of a kind whose digests differ."""
+    """List the paths of a kind's variables whose digests differ."""
     rows = zip(variables, ones, others, strict=True)
     return tuple(variable.path for variable, mine, its in rows if variable.kind == kind and mine != its)
 
@@ -97,7 +97,7 @@ def list_differing_paths(variables: Sequence[Variable], ones: Digests, others: D
 def list_entry_differences(
     one: RecordedStep, other: RecordedStep, before: tuple[RecordedStep, RecordedStep] | None
 ) -> tuple[str, ...]:
-    """Return the paths of the variables that differ in the state before the step.
+    """List the variables that differ before the step, by path.
 
     A record has this state only where no step has made it; else it is what the step before has left.
     """
@@ -117,7 +117,7 @@ def leave_out_gradients(step: RecordedStep) -> Digests:
 
 
 def list_fact_differences(ones: Json, others: Json, name: str = "") -> list[str]:
-    """Return what differs between the facts of two runs, in words."""
+    """List the differences of two runs' facts, in words."""
     if isinstance(ones, dict) and isinstance(others, dict):
         keys = [key for key in ones if key in others]
         return [words for key in keys for words in list_fact_differences(ones[key], others[key], f"{name}.{key}".strip("."))]

@@ -1,4 +1,7 @@
-"""The details of a run beside its digests: the programs that it traced, and the first values of its rows and of the states it began with."""
+"""The details of a run beside its digests.
+
+These are the programs that it traced, and the first values of its rows and of the states it began with.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +30,24 @@ OF_ENGINE = ("digest_state", "get_place", "put_first")
 
 
 class RunDetails:
-    """The details of one process that are not written yet: a record is open only when the first step is written."""
+    """The details of one process that are not written yet. A record is open only when the first step is written."""
 
     def __init__(self) -> None:
         self._noted: list[Json] = []
 
     def take_noted(self) -> list[Json]:
-        """Return what was noted since the last time."""
+        """Take what was noted since the last call."""
         noted, self._noted = self._noted, []
         return noted
 
     def note_program(self, name: str, program: ClosedJaxpr) -> None:
-        """Note the equations of a program that was traced for the next step."""
+        """Note the equations of a traced program. It is traced for the next step."""
         if not any(part in name for part in OF_ENGINE):
             equations = describe_program(program, LiveLayers())
             self._noted.append({"of": "program", "step": get_step_count().steps, "name": name, "equations": equations})
 
     def note_state(self, recorded: RecordedVariables, state: State) -> None:
-        """Note the first values of the state from which the next step starts. `recorded` are the variables that a record is of."""
+        """Note the first values of the next step's start. `recorded` are the variables that a record has."""
         layers = LiveLayers()
         groups = [variables for kind, variables in recorded if kind != "gradient"]
         values = {
@@ -55,7 +58,7 @@ class RunDetails:
         self._noted.append({"of": "state", "step": get_step_count().steps, "variables": values})
 
     def note_rows(self, step: int, batch: GlobalBatch, replicas: int) -> None:
-        """Note a digest and the first values of each row of a step, by the names of the arrays."""
+        """Note each row of a step by digest and first values. They are kept by the names of the arrays."""
         leaves = jax.tree_util.tree_leaves_with_path(batch.tree())
         arrays = {jax.tree_util.keystr(path): list_rows(np.asarray(array)) for path, array in leaves}
         shards = list(count_shard_rows(batch, replicas))
@@ -63,14 +66,14 @@ class RunDetails:
 
 
 def list_rows(array: np.ndarray) -> list[Json]:
-    """Return (digest, first values) of each row."""
+    """List (digest, first values) of each row."""
     rows = np.ascontiguousarray(np.atleast_1d(array))
     return [[zlib.crc32(row.tobytes()), list_first_values(row)] for row in rows]
 
 
 @functools.cache
 def get_details() -> RunDetails | None:
-    """Return the details of this process; None where they are not asked for."""
+    """Get the details of this process. It is None if they are not asked for."""
     if not os.environ.get(SWITCH):
         return None
     details = RunDetails()

@@ -1,4 +1,4 @@
-"""The equations of a traced program, each with the user's line and the layer that it comes from, in JSON."""
+"""The equations of a traced program, in JSON. Each has the user's line and the layer that it comes from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ INSTALLED = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name i
 
 
 def describe_program(program: ClosedJaxpr, layers: LiveLayers) -> list[Json]:
-    """Return the equations of a program and of the programs inside it, in order."""
+    """Describe the equations of a program and of those inside it. They are in order."""
     return list(iterate_descriptions(program, layers, "", None, {}))
 
 
@@ -79,9 +79,10 @@ def iterate_descriptions(
 
 
 def hand_constants(eqn: JaxprEqn, program: ClosedJaxpr, constants: Mapping[Var, str]) -> dict[Var, str]:
-    """Return the digests of the constants among the inputs of a program inside of an equation, which has more operands in front at most.
+    """Collect the digests of constants that an inner program gets.
 
-    A constant is described where something is computed with it, and not at the loops and calls around.
+    The operands of the equation are matched from the end, since it may have more in front. A constant is described where
+    something is computed with it, and not at the loops and calls around.
     """
     inputs = program.jaxpr.invars
     pairs = zip(inputs, eqn.invars[max(0, len(eqn.invars) - len(inputs)) :], strict=False)
@@ -89,26 +90,26 @@ def hand_constants(eqn: JaxprEqn, program: ClosedJaxpr, constants: Mapping[Var, 
 
 
 def find_user_line(eqn: JaxprEqn) -> Line | None:
-    """Return the innermost of the user's lines that an equation comes from."""
+    """Find the innermost of the user's lines behind an equation."""
     return next((line for line in list_user_lines(eqn) if is_of_user(line[0])), None)
 
 
 @functools.cache
 def is_of_user(file: str) -> bool:
-    """Return whether a file is the user's: not Python's, not of an installed package, not of Unisono."""
+    """Whether a file is the user's. Files of Python, of installed packages and of Unisono are not."""
     path = os.path.realpath(file)
     is_installed = path.startswith((OURS, *INSTALLED)) or any(name in path for name in OF_PACKAGES)
     return not file.startswith("<") and not is_installed
 
 
 def list_nested(eqn: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
-    """Return the programs among the parameters of an equation."""
+    """List the programs among an equation's parameters."""
     items = [item for value in eqn.params.values() for item in (value if isinstance(value, (tuple, list)) else (value,))]
     return [item for item in items if isinstance(item, (Jaxpr, ClosedJaxpr))]
 
 
 def digest_constant(value: UserObject) -> str:
-    """Return the first values and the digest of a constant; of a single number the number itself."""
+    """Describe a constant by its first values and digest. A single number is given itself."""
     if isinstance(value, Tracer):
         return "traced"
     try:
@@ -122,7 +123,7 @@ def digest_constant(value: UserObject) -> str:
 
 
 def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str]) -> Json:
-    """Return an equation in JSON: of its operands the constants alone, since variables have no names that last."""
+    """Describe an equation in JSON. Of its operands only the constants are kept, since variables have no names that last."""
     return {
         "primitive": eqn.primitive.name,
         "shapes": [str(atom.aval) for atom in (*eqn.invars, *eqn.outvars)],
@@ -136,12 +137,12 @@ def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str]) -> Json:
 
 
 def format_equation(equation: Json) -> str:
-    """Return an equation as one line: the primitive, its shapes."""
+    """Format an equation as one line. It has the primitive and its shapes."""
     operands = len(equation["operands"])
     inputs, outputs = (", ".join(part) for part in (equation["shapes"][:operands], equation["shapes"][operands:]))
     return f"{equation['primitive']}({inputs}) -> {outputs}"
 
 
 def format_constants(equation: Json) -> str:
-    """Return the constants among the operands of an equation as one line."""
+    """Format the constants among an equation's operands as one line."""
     return ", ".join(filter(None, equation["operands"]))

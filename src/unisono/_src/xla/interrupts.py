@@ -13,7 +13,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """SIGINT of one thread, which waits for the end of a block `with interrupts:` if it comes inside of one."""
+    """SIGINT of one thread, delayed inside `with interrupts:` blocks. It takes effect at the end of the block."""
 
     def __init__(self) -> None:
         self._is_of_python = signal.getsignal(signal.SIGINT) is not None
@@ -24,7 +24,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Take over SIGINT for calls that open such blocks: to do so for each block is a sixth of what Python does for a small step."""
+        """Take over SIGINT for calls that open such blocks.
+
+        To do so for each block is a sixth of what Python does for a small step.
+        """
         if not self._is_of_python or threading.current_thread() is not threading.main_thread():
             yield
             return
