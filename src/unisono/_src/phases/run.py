@@ -207,11 +207,11 @@ class PhasedStep:
         operands: list[Array] = []
         for place, (atom, own) in enumerate(zip(whole.invars, shard.invars, strict=True)):
             layout = planned.layouts[place] if planned.layouts else None
-            if place in bases:
+            if place in bases:  # combined with the total once, in `_collect`, and not by each shard
                 operands.append(make_identity(bases[place], jnp.zeros(get_shape(own), get_dtype(own))))
             elif isinstance(atom, core.Literal):
                 operands.append(own.val if planned.counts_locally and isinstance(own, core.Literal) else atom.val)
-            elif planned.counts_locally and atom in self.analysis.totals:
+            elif planned.counts_locally and atom in self.analysis.totals:  # a cotangent of all rows: its share by rows
                 operands.append((known[atom] * (size / self.analysis.twins.rows)).astype(get_dtype(own)))
             elif planned.counts_locally and atom in twins.own_constants:
                 operands.append(jnp.asarray(twins.own_constants[atom]))

@@ -87,6 +87,7 @@ class CallInputs:
         if orders not in self._orders:
             if len(self._orders) >= MOST_ORDERS:  # every batch has another size
                 self._orders.clear()
+            # Always two rows, for the first step and for all others: one shape, and so one program.
             self._orders[orders] = self._mesh.put_blocks([np.array((each[0], each[-1]), np.int32) for each in orders])
         return self._orders[orders]
 

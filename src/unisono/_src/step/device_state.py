@@ -62,6 +62,7 @@ class DeviceState:
     def work(self, work: StepBuffers) -> None:
         self._state = work.state
         self._buffers[self._layout] = tuple(work[1:])
+        # The call was donated the old state, and so the arrays that were handed out: they share its memory.
         self._lent = ()
 
     def set_layout(self, layout: BufferLayout) -> None:
@@ -160,6 +161,7 @@ def group_arrays(arrays: list[Array], like: State) -> State:
 
 def make_blocks(tree: PyTree, mesh: DeviceMesh) -> PyTree:
     """Send the same host arrays to each device, as its block. Each device gets memory of its own."""
+    # Copies: a CPU device may read a host array in place, and the memory of these buffers is donated.
     return map_tree(lambda array: mesh.put_blocks([array.copy() for _ in mesh.devices]), tree)
 
 

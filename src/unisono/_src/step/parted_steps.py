@@ -138,6 +138,7 @@ class PartedSteps:
                 done = lone.run(round_) if lone is not None and is_lone else self._run_round(batch, round_, phase)
                 outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
             is_last = layer is layers[-1]
+            # The next layer reuses the buffer of the sums, so those of this layer are copied.
             sums = self._device_state.work.sums[phase] if is_last else self._device_state.take_sums(phase)
             finished.append(FinishedSums(layer.nodes, sums))
         if send_next is not None:
@@ -185,5 +186,6 @@ def order_round(round_: Round, phase: int, after_end: bool) -> Orders:
         for run, place, is_last in zip(round_.runs, round_.places, round_.is_last, strict=True)
     ]
     if after_end:
+        # Two steps of one call. The first has no rows and ends the step before, so the second has the first rows.
         return tuple((CallOrders(steps=2, finishing=1), orders._replace(since=1)) for orders in own)
     return tuple((orders,) for orders in own)

@@ -79,6 +79,7 @@ class PhasedCut:
         for of_phase, arrays in zip(self._phased.phases, kept, strict=False):
             own |= zip(of_phase.kept, arrays, strict=True)
         reads, uses = [values[v] for v in plan.reads], [own[v] for v in plan.uses]
+        # Written before it is spread among zeros: the spreading must not change how it is computed.
         result = ShardResult(
             *optimization_barrier(self._phased.run_shard(phase, size, reads, jax.tree.leaves(batch), uses, place))
         )

@@ -157,6 +157,7 @@ class StepProgram:
         known = known._replace(state=carry.work.state)
         work, outputs = carry.work, carry.outputs
         for phase in range(self._cut.phases):
+            # Also for phases of earlier calls: a later phase and the end read what was computed before them.
             is_read = (phase < cast(Array, orders.end)) | (cast(Array, orders.finishing) == 1)
             known = known._replace(made=[*known.made, self._prepare(phase, known, is_read, work, like)])
             work, outputs = self._run_phase(phase, known, work, outputs, orders, shard_of, like)
@@ -169,6 +170,7 @@ class StepProgram:
             all_known = add_totals(known, work, like, phase)
             return self._cut.prepare(phase, stay_in_loop(number, all_known) if phase else all_known)
 
+        # Once or not at all: the sums may be incomplete in a call that does not read these values.
         return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like.made[phase])) if like.made[phase] else []
 
     def _run_phase(
@@ -202,7 +204,9 @@ class StepProgram:
 
         kept = work.kept[size][phase] if size in work.kept else []
         start = PhaseCarry(work.sums[phase], list(outputs) if is_last else [], kept)
+        # No steps for a phase that is not ordered: orders change lengths of loops, and never the program.
         done = fori_loop(0, orders.replicas * is_on, run, start)
+        # With 0 nothing is folded: later calls push more replicas onto the same stack.
         complete = jnp.where((is_on & orders.summing) == 1, orders.before + orders.replicas, 0)
         all_kept = {size: put_item(work.kept[size], phase, done.kept)} if size in work.kept else {}
         sums = put_item(work.sums, phase, running_sums.fold_sums(done.sums, complete))
@@ -216,6 +220,7 @@ class StepProgram:
             return self._keep_dtypes(self._cut.finish(all_known), carry)
 
         start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state, logs=carry.logs)
+        # Once or not at all: the same machine code runs calls that do not end the step.
         return fori_loop(0, orders.finishing, end, start)
 
     def _keep_dtypes(self, end: StepEnd, carry: Carry) -> StepEnd:

@@ -46,6 +46,7 @@ def set_place(sums: Sums, place: int | Array, value: PackedTree) -> Sums:
 def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
     """Add one more value after `before` others."""
     height = lax.population_count(before)
+    # The trailing ones of `before`: these sums are completed by this value, as carries in binary.
     carries = lax.population_count(before & ~(before + 1))
 
     def carry(number: Array, right: PackedTree) -> PackedTree:

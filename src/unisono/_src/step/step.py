@@ -105,6 +105,7 @@ class Step:
                 for group, following in itertools.zip_longest(groups, groups[1:]):
                     self._run_group(group, following, is_watched=not unwatched)
             finally:
+                # After an error too: else a step whose totals are there would be lost.
                 self._parted.end()
             if batches:
                 state = self.state
