@@ -21,7 +21,7 @@ from unisono._src.versions import list_versions
 FIRST = RunPlan("as written")
 AGAIN = RunPlan("as written, again", hash_seed=1)
 ONCE_MORE = RunPlan("as written, once more")
-"""With the seed of `hash()` of the first run. Only where the second run differs: it shows whether this seed is why."""
+"""A run with the first run's seed of `hash()`. It is made only if the second run differs, and shows whether this seed is why."""
 
 MOST_DEVICES = 8
 

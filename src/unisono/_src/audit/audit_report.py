@@ -40,13 +40,13 @@ class AuditedRun:
     name: str
     """What tables call the run: "1 device", "2 processes", "1 device, again"."""
     devices: int | None
-    """Devices of each process; None where the run ended before its first step."""
+    """Devices of each process. None if the run ended before its first step."""
     processes: int
     steps: int
     exit_code: int | None
     """None for a recorded run that was not started here."""
     losses: tuple[float | None, ...]
-    """By step; None where a step does not tell its loss."""
+    """The loss of each step. None if a step does not report it."""
     digest: str | None
     """A digest over all that is recorded of the last step; None without steps."""
     seconds: float
@@ -93,7 +93,7 @@ class Difference(Place):
     runs: tuple[str, str]
     """The names of the runs that part."""
     step: int
-    """The number of the step, from 1 on; 0 where the runs part before any step."""
+    """The number of the step, from 1 on. 0 if the runs part before any step."""
     kind: str
     """What differs: one of `WORDS_OF_KINDS`."""
     variable: str | None
@@ -126,7 +126,7 @@ class AuditReport:
     command: tuple[str, ...]
     versions: dict[str, str]
     replicas: int | None
-    """R, the same in all runs; None where no run has trained."""
+    """R, the same in all runs. None if no run has trained."""
     runs: tuple[AuditedRun, ...]
     difference: Difference | None
     divergence: tuple[Divergence, ...]

@@ -43,7 +43,7 @@ class Curve(NamedTuple):
     is_parted: bool
     width: float
     not_finite: float | None
-    """Where its first loss lies that is not finite; None where all are."""
+    """The position of its first loss that is not finite. None if all are finite."""
 
 
 class Strip(NamedTuple):

@@ -21,7 +21,7 @@ class EquationPair(NamedTuple):
     mine: Json
     its: Json
     line: Json
-    """The user's line that the equation comes from, or the nearest such line before it; None where there is none."""
+    """The user's line that the equation comes from, or the nearest such line before it. None if there is none."""
 
     def describe(self) -> Place:
         """Describe where the two differ. It is in their constants, in their parameters, or as a whole."""
@@ -51,9 +51,10 @@ def list_programs(record: RunRecord, step: int) -> list[Json]:
 
 
 def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Json, Json]]:
-    """Pair the programs to compare. Those of the same shapes are paired first, then the others in order.
+    """Pair the programs to compare.
 
-    A process traces programs for its own replicas alone, which may have fewer rows than those of another process.
+    Programs of the same shapes are paired first, then the others in order. A process traces programs for its own replicas alone.
+    They may have fewer rows than the replicas of another process.
     """
     left = list(ones)
     pairs: list[tuple[Json, Json]] = []

@@ -18,7 +18,7 @@ from unisono._src.record.run_recorder import EACH_PROCESS, INSTEAD, STEPS
 LAST_LINES = 25
 
 KILLED = 124
-"""The exit code of a run that was killed at its limit: that of `timeout`."""
+"""The exit code of a run that was killed at its limit, as `timeout` has it."""
 
 NO_VARIABLES: Mapping[str, str] = {}
 
@@ -51,7 +51,7 @@ class FinishedRun:
     seconds: float
     output: str
     records: tuple[RunRecord, ...]
-    """By process; empty where the run has recorded no step."""
+    """The records, by process. There are none if the run has recorded no step."""
     is_killed: bool = False
     """Whether it was killed at its limit."""
 

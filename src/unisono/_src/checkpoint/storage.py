@@ -30,7 +30,7 @@ class FullDiskError(OSError):
 def write_folder(path: Path, write: Callable[[OpenFile], None]) -> None:
     """Write a folder as a whole, or leave nothing of it.
 
-    It has another name until all its bytes are on the disk: neither the end of the process nor that of the machine leaves half a folder.
+    It has another name until all its bytes are on the disk. So no half folder is left if the process or the machine ends.
     """
     unfinished = name_unfinished(path)
     unfinished.mkdir(parents=True)
@@ -59,7 +59,7 @@ def sync(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # which some file systems say that know it for files alone
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync files alone
             raise
     finally:
         os.close(descriptor)

@@ -40,7 +40,7 @@ Keep: TypeAlias = int | KeepPolicy
 """How many of the newest checkpoints are kept; or a policy."""
 
 MakeContent: TypeAlias = Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Json]]]
-"""Returns the arrays of a checkpoint, on the host, and their description. It is called in the background."""
+"""Makes the arrays of a checkpoint, on the host, and their description. It is called in the background."""
 
 
 class CheckpointStore(background.BackgroundWriter):

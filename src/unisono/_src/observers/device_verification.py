@@ -27,7 +27,7 @@ from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan
 
 NOT_MADE: AttemptDigest = (1, 0)
-"""What a process tells the others where it does not make the step."""
+"""What a process sends to the others if it does not finish the step."""
 
 
 class Fault(NamedTuple):

@@ -17,7 +17,7 @@ class StartDigests(NamedTuple):
     """Digests of a step's inputs beside the rows, 31 bits each."""
 
     assigned: int = 0
-    """Of the values of variables that no step has made; 0 where there are none."""
+    """Of the variables that were assigned, and come from no step. 0 if there are none."""
     constants: int = 0
     """Of the values on the host that are the same for all replicas."""
     program: int = 0
@@ -28,7 +28,7 @@ NOTHING_COMPARED = StartDigests()
 
 
 AttemptDigest: TypeAlias = tuple[int, int]
-"""The digest of a contribution, in two words of 31 bits."""
+"""The digest of a contribution, as two integers of 31 bits."""
 
 NO_ATTEMPT: AttemptDigest = (0, 0)
 
@@ -38,7 +38,7 @@ class AttemptWords:
 
     def __init__(self) -> None:
         self.own = NO_ATTEMPT
-        """The digest of this process, or what it tells in its place; `NO_ATTEMPT` if it has computed none."""
+        """The digest of this process, or what it sends in place of it. `NO_ATTEMPT` if it has computed none."""
         self.received: list[AttemptDigest] = []
         """The digests of all processes."""
 

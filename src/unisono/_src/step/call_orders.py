@@ -27,7 +27,7 @@ class CallOrders(NamedTuple):
     before: Whole = 0
     """The number of replicas that were added to the same sum already."""
     place: Whole = 0
-    """The place of the first replica among those that have rows."""
+    """The position of the first replica among those with rows."""
     row: Whole = 0
     """Its first row."""
     phase: Whole = 0
@@ -35,13 +35,13 @@ class CallOrders(NamedTuple):
     end: Whole = 0
     """The first phase after it that is not run."""
     summing: Whole = 0
-    """1 where the running sums are complete after these replicas."""
+    """1 if the running sums are complete after these replicas."""
     finishing: Whole = 0
-    """1 where the sums are those of all replicas, and end the step."""
+    """1 if the sums are totals over all replicas. The step ends then."""
 
 
 NOTHING = CallOrders()
 END = CallOrders(finishing=1)
 
 Orders: TypeAlias = tuple[tuple[CallOrders, ...], ...]
-"""The orders for a call: of each device for the first step, and for all that follow where these are others."""
+"""The orders for a call, of each device. There is an item for the first step, and another for all that follow if it differs."""

@@ -29,9 +29,9 @@ class StepEnd(NamedTuple):
     state: State
     logs: Logs
     gradients: list[Array]
-    """The gradients as the optimizer takes them, where they are told."""
+    """The gradients as the optimizer takes them. A step that does not report them has none."""
     loss: Array
-    """`UNTOLD_LOSS` where the step does not tell it."""
+    """`UNTOLD_LOSS` if the step does not report it."""
 
 
 class Known(NamedTuple):
@@ -40,7 +40,7 @@ class Known(NamedTuple):
     state: State
     """The state before the step."""
     totals: Sums
-    """Those of the phases so far."""
+    """The totals of the phases so far."""
     made: list[list[Array]]
     """What was computed before each phase."""
     constants: Sequence[Array]

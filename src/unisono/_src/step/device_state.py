@@ -121,7 +121,7 @@ class DeviceState:
         return [(number, leaves[number]) for number in other if has_other_values(leaves[number], newest[number])]
 
     def put_sums(self, phase: int, sums: running_sums.Sums) -> None:
-        """Put other sums of a phase in the place of those there."""
+        """Replace the sums of a phase."""
         work = self.work
         self.work = work._replace(sums=[*work.sums[:phase], sums, *work.sums[phase + 1 :]])
 

@@ -43,7 +43,7 @@ class EagerWholeStep:
         self._observers = observers
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._words = ReplicaSum(exchange) if placement.processes else None
-        """Sums of nothing, which carry the words of the processes."""
+        """Sums of nothing. The integers that processes compare go along with them."""
         self.state: State = ()
         """The newest state; empty before the first step."""
 
@@ -70,7 +70,7 @@ class EagerWholeStep:
         return logs, []
 
     def _compare_rows(self, batch: GlobalBatch) -> None:
-        """Refuse other rows than those of the other processes."""
+        """Refuse rows that differ between processes."""
         if self._words is None:
             return
         plan, nothing = self._plans(batch.rows, batch.sizes), jnp.zeros(1)

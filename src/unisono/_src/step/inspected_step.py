@@ -19,12 +19,12 @@ class InspectedReplica(NamedTuple):
 
     replica: int
     rows: range
-    """Its rows of the global batch; of a batch that is not cut, those of the first array."""
+    """Its rows of the global batch. If the batch is not cut, these are the rows of the first array."""
     batch: PyTree
     gradients: list[Array | None]
     """Its parts of the gradients, in the order of the recorded variables; None for a gradient that is no sum of parts."""
     loss: Array | None
-    """Its part of the loss: the parts of all replicas add up to the loss. None where the step does not tell it."""
+    """Its part of the loss: the parts of all replicas add up to the loss. None if the step does not report it."""
 
 
 class InspectedStep(NamedTuple):
@@ -32,7 +32,7 @@ class InspectedStep(NamedTuple):
 
     recorded: RecordedVariables
     state: State
-    """It must be copied where it is kept: the step is given its memory."""
+    """A reader that keeps it must copy it: its memory is donated to the step."""
     batch: GlobalBatch
     replicas: Sequence[InspectedReplica]
     """The replicas of this process that have rows."""

@@ -31,11 +31,11 @@ class StartState(NamedTuple):
     is_other: bool
     """Whether it is another one than the last step has made."""
     assigned: list[tuple[int, Array]] | None
-    """Numbered arrays of other values than the last step has made, as far as an observer wants them; None where its values are gone."""
+    """Numbered arrays that were assigned since the last step, if an observer wants them. None if the last step's arrays are gone."""
     read: Callable[[], State]
-    """Returns the state on the lead. What is kept of it must be copied."""
+    """Reads the state on the lead. What is kept of it must be copied."""
     digest: Callable[[], Array]
-    """Returns the digests of the state."""
+    """Computes the digests of the state."""
 
 
 class WatchedStep(NamedTuple):
@@ -44,7 +44,7 @@ class WatchedStep(NamedTuple):
     number: int
     batch_plan: BatchPlan
     inspect: Callable[[], InspectedStep]
-    """Returns what each replica computes in it."""
+    """Computes what each replica computes in it."""
 
 
 class LoneReplica(Protocol):

@@ -38,7 +38,7 @@ NO_OUTCOME = CallOutcome({}, [], [])
 """Before the first step of a call."""
 
 NoteEnd: TypeAlias = Callable[[list[GlobalBatch], CallOutcome], None]
-"""Is told of each step that is finished."""
+"""Is called for each finished step."""
 
 
 class OpenStep(NamedTuple):

@@ -154,7 +154,7 @@ class PhasedSteps:
         as for the five hardest of all, or branch on their number.
         """
         other = choose_traced(batch.rows, sizes)
-        if self._function.is_of_replicas:  # which runs on the rows of a replica
+        if self._function.is_of_replicas:  # such code runs on the rows of a replica
             return self._pair(traced, batch, other, state)
         reason: Exception | None = None
         for rows in (other, 2 * batch.rows):
@@ -174,7 +174,7 @@ class PhasedSteps:
         for size in set(sizes):
             if size == twins.shard_rows:
                 by_size.append(cut)
-            elif twins.own_constants:  # which no other sizes tell
+            elif twins.own_constants:  # only a trace of this size has its constants
                 of_size = self._pair(self._trace(batch, batch.rows, state), batch, size, state)
                 by_size.append(replace_shards(cut, twins, of_size))
             else:

@@ -30,7 +30,7 @@ class ReplicaRun:
 
 
 Runs: TypeAlias = tuple[ReplicaRun | None, ...]
-"""For each device the replicas that one call runs there; None where it runs none."""
+"""For each device the replicas that one call runs there. None if it runs none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Subtree:
     span: range
     """The leaves under the subtree."""
     runs: tuple[ReplicaRun, ...]
-    """Empty where no replica under the subtree has rows."""
+    """Empty if no replica under the subtree has rows."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Round:
     size: int
     runs: Runs
     places: tuple[int, ...]
-    """For each device, the place of its first replica among those that have rows."""
+    """For each device, the position of its first replica among those with rows."""
     is_last: tuple[bool, ...]
     """For each device, whether the sum of its subtree is complete then."""
 

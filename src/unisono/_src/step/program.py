@@ -54,11 +54,11 @@ class CallResult(NamedTuple):
     """The results of a call beside `StepBuffers`."""
 
     logs: Logs
-    """Valid only where the step was finished."""
+    """Valid only if the step was finished."""
     outputs: ReplicaOutputs
-    """The outputs of the replicas that were run, stacked; what lies behind the last of them must not be read."""
+    """The outputs of the replicas that were run, stacked. The room behind the last one must not be read."""
     digests: list[StepDigests]
-    """One item, with a row for each step, where steps are recorded; else none."""
+    """One item, with a row for each step, if steps are recorded. Else none."""
 
 
 class Carry(NamedTuple):

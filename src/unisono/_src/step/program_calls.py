@@ -60,7 +60,7 @@ class ProgramCalls:
         self._shapes: dict[Hashable, StepShapes] = {}
         self._layouts: dict[Hashable, BufferLayout] = {}
         self._digests: dict[Hashable, int] = {}
-        """Of the programs, where several processes train together."""
+        """Digests of the programs, if several processes train together."""
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
 
@@ -110,7 +110,7 @@ class ProgramCalls:
             lead = self._placement.lead
             with jax.default_device(
                 determinism.choose_compile_device(lead)
-            ):  # as the step program is traced, which takes this trace then
+            ):  # traced like the step program, which reuses this trace
                 trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants, self._inputs.shapes(batch, size))
         return self._shapes[key]
 

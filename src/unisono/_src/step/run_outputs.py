@@ -13,7 +13,7 @@ from unisono._src.step.plan import ReplicaRun, Runs
 from unisono._src.typing import Array, PyTree
 
 DescribeOutputs: TypeAlias = Callable[[int], Sequence[jax.ShapeDtypeStruct]]
-"""Returns the outputs of a replica with a number of rows, in shapes."""
+"""Describes in shapes the outputs of a replica with this number of rows."""
 
 
 ReplicaOutputs: TypeAlias = Sequence[Array]
@@ -27,7 +27,7 @@ class RunOutput(NamedTuple):
     runs: Runs
     """The run of each device; None for one that ran no replica."""
     arrays: ReplicaOutputs
-    """One array for each output, over the devices, of which each has a first axis of replicas, with room for more than it ran."""
+    """One array for each output, over the devices. The first axis of a device's part is replicas, with room for more than it ran."""
 
     def list_runs(self) -> list[tuple[ReplicaRun, list[Array]]]:
         """List each device's run with its part of the arrays. A part is on its device. Devices without a run are left out."""

@@ -70,7 +70,7 @@ def push_tree(sums: Sums, before: Array, tree: PyTree) -> Sums:
 
 
 def fold_sums(sums: Sums, count: Array) -> Sums:
-    """Add all `count` values up, at the first place."""
+    """Add all `count` values up, in the first slot."""
     height = lax.population_count(count)
     return fori_loop(1, height, lambda number, sums: add_to_place_below(sums, height - number), sums)
 
