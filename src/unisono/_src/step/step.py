@@ -49,10 +49,7 @@ class Step:
         most_steps: int = MOST_STEPS,
         observers: Sequence[StepObserver] = (),
     ) -> None:
-        """Prepare steps of at most `most_steps` a call.
-
-        A call has room for the batches of all of them. Profiles call the program `name`.
-        """
+        """Prepare steps of a program called `name`, at most `most_steps` a call."""
         self.observers = observers
         self._function = function
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
@@ -78,8 +75,7 @@ class Step:
     ) -> tuple[Logs, list[RunOutput]]:
         """Run steps and give the last one's logs and replica outputs.
 
-        The new state is then `self.state`. Replicas get a batch's rows, or (rows, values) if values of an earlier step are
-        carried over.
+        The new state is then `self.state`. Replicas get rows, or (rows, values) if values of an earlier step are carried over.
         """
         self._newest = NO_OUTCOME
         self._has_state = False
@@ -105,8 +101,7 @@ class Step:
                 for group, following in itertools.zip_longest(groups, groups[1:]):
                     self._run_group(group, following, is_watched=not unwatched)
             finally:
-                # After an error too: else a step whose totals are there would be lost.
-                self._parted.end()
+                self._parted.end()  # after an error too: else a step whose totals are there would be lost
             if batches:
                 state = self.state
 
@@ -166,10 +161,7 @@ class Step:
         return self._device_state.give_state() if self._has_state else ()
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
-        """Find how to describe a replica's outputs of the last step.
-
-        The result is a function of the number of rows. The last step was of this batch.
-        """
+        """Make what describes a replica's outputs, by its rows, of the last step. It was of this batch."""
         return self._cutter.cut(batch, self._plan_of(batch), self._device_state.shapes).describe_outputs
 
     @property
