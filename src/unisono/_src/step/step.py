@@ -77,8 +77,7 @@ class Step:
 
         The new state is then `self.state`. Replicas get rows, or (rows, values) if values of an earlier step are carried over.
         """
-        self._newest = NO_OUTCOME
-        self._has_state = False
+        self._newest, self._has_state = NO_OUTCOME, False
         if self._wants_digests:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
