@@ -9,11 +9,13 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizes import cases
 from unisono._src import reduction_tree
+from unisono._src.exchange import shared_memory
 from unisono._src.exchange.protocol import SumDescription
 from unisono._src.exchange.shared_memory import LINE, SharedSum, open_memory
 
@@ -102,3 +104,19 @@ def test_memory_of_others_is_not_opened(tmp_path):
     assert [open_memory(*handle) for handle in handles] == [None] * 4
     for descriptor in (other, wrong):
         os.close(descriptor)
+
+
+def test_memory_that_cannot_grow_is_an_error_in_all_processes(monkeypatch):
+    """As where a process may open no more files."""
+    description, nodes, _ = draw_sum(0, 2, [40])
+
+    def run(agreement):
+        shared = SharedSum(agreement, 2, add)
+        assert shared.open_room(LINE)
+        if agreement.gather_values("both have begun", True) and not agreement.number:
+            monkeypatch.setattr(shared_memory, "open_memory", lambda *handle: None)
+        agreement.gather_values("nothing is opened any more", True)
+        with pytest.raises(OSError, match=r"A sum needs \d+ bytes of shared .*Set UNISONO_SHARED_MEMORY=0 in all of them"):
+            shared.total(nodes[agreement.number], description, ())
+
+    on_threads(2, run)

@@ -1,8 +1,9 @@
 """Sums of the processes of one machine, in memory that they share.
 
 Each process writes its nodes and its words where the others read them. Then each adds a slice of all nodes, in the order of the reduction tree, and
-writes this slice of the total. A small step would wait for messages longer than it computes. Two barriers are enough: a process that has come to one
-has read all that was written before the barrier before it.
+writes this slice of the total. A small step would wait for messages longer than it computes. A sum has two barriers: behind the first, all nodes are
+written; behind the second, all slices of the total. Nodes are written again only behind the second, when all have been read, and slices behind the
+next sum's first.
 """
 
 from __future__ import annotations
@@ -149,8 +150,11 @@ class SharedSum:
         if key not in self._views:
             slots = max(map(len, description.nodes))
             size = (slots + 1) * count_bytes(like)
-            if size > self._memories[0].room:
-                self.open_room(size)
+            if size > self._memories[0].room and not self.open_room(size):
+                raise OSError(
+                    f"A sum needs {size} bytes of shared memory in each process, and a process cannot open that of another any more. Set "
+                    f"{names.SHARED_MEMORY}=0 in all of them: they send their sums as messages then."
+                )
             self._views[key] = self._make_views(description, slots)
         return self._views[key]
 

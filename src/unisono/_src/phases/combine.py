@@ -87,3 +87,23 @@ def put_part(part: Array, layout: Layout, rows: int, start: Array) -> Array:
     whole = jnp.zeros((*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :]), part.dtype)
     placed = lax.dynamic_update_slice_in_dim(whole, blocks, start, axis + 1)
     return placed.reshape(*shape[:axis], layout.per_row * rows, *shape[axis + 1 :])
+
+
+def take_part(array: Array, layout: Layout, rows: int, start: Array, size: int) -> Array:
+    """Slice a shard's part of an array that has all rows."""
+    axis, shape = layout.axis, array.shape
+    if layout.outer == 1:
+        return lax.dynamic_slice_in_dim(array, start * layout.inner, size * layout.inner, axis)
+    blocks = array.reshape(*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :])
+    return lax.dynamic_slice_in_dim(blocks, start, size, axis + 1).reshape(
+        *shape[:axis], layout.per_row * size, *shape[axis + 1 :]
+    )
+
+
+def join_parts(parts: Sequence[Array], layout: Layout) -> Array:
+    """Join the rows of all shards to one array."""
+    axis, shape = layout.axis, parts[0].shape
+    if layout.outer == 1:
+        return jnp.concatenate(parts, axis)
+    blocks = [part.reshape(*shape[:axis], layout.outer, part.shape[axis] // layout.outer, *shape[axis + 1 :]) for part in parts]
+    return jnp.concatenate(blocks, axis + 1).reshape(*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])

@@ -20,7 +20,17 @@ from unisono._src.jax_private.jaxprs import bind
 from unisono._src.marks import REPLICA, is_marked
 from unisono._src.operands import Atom, get_dtype, get_shape, get_type, list_variables
 from unisono._src.phases.analysis import Analysis
-from unisono._src.phases.combine import OPERATIONS, combine, from_words, make_identity, put_part, to_words, widen
+from unisono._src.phases.combine import (
+    OPERATIONS,
+    combine,
+    from_words,
+    join_parts,
+    make_identity,
+    put_part,
+    take_part,
+    to_words,
+    widen,
+)
 from unisono._src.phases.draws import DRAWS
 from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.planned import Planned
@@ -82,38 +92,14 @@ class PhasedStep:
         self._twins = {one.shard_rows: one for one in twins}
         for one in self._twins.values():
             check_sizes(one, {v: kind.layout for v, kind in analysis.kinds.items() if isinstance(kind, Rows)})
-        self._bases = {
-            variable: planned.equation.whole.invars[merge.base]
-            for planned in analysis.plan
-            for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False)
-            if merge is not None and merge.base is not None
-        }
-        self.carries = self._list_carries()
+        self._bases = schedule.bases
+        self.carries = schedule.list_carries()
         """The values that are known from each stage on. A stage comes before each phase, and the last one before the end of the step."""
 
     def list_gathered(self) -> list[tuple[str, int]]:
         """List the rows gathered in the step: (the reader's scopes, bytes)."""
         gathered = (variable for phase in self.phases for variable in phase.gathered if variable in self.analysis.gathered)
         return [(self.analysis.gathered[v].layer, math.prod(get_shape(v)) * get_type(v).dtype.itemsize) for v in gathered]
-
-    def _list_carries(self) -> list[list[core.Var]]:
-        outputs = [v for v in list_variables(self.analysis.twins.outputs) if v not in self.phases[-1].outputs]
-        wanted = dict.fromkeys(outputs)
-        carries: list[list[core.Var]] = []
-        for stage in reversed(range(len(self._everywhere))):
-            if stage < len(self.phases):
-                phase = self.phases[stage]
-                wanted |= dict.fromkeys(phase.reads)
-                wanted |= dict.fromkeys(list_variables(self._bases[v] for v in phase.merged if v in self._bases))
-            made = [v for planned in self._everywhere[stage] for v in planned.equation.whole.outvars]
-            if stage:
-                before = self.phases[stage - 1]
-                made = [*before.merged, *before.gathered, *before.left, *made]
-            carries.append([variable for variable in dict.fromkeys(made) if variable in wanted])
-            wanted |= dict.fromkeys(
-                v for planned in self._everywhere[stage] for v in list_variables(planned.equation.whole.invars)
-            )
-        return carries[::-1]
 
     def advance(self, stage: int, known: Values, totals: Sequence[Array]) -> list[Array]:
         """Compute the values `self.carries[stage]`.
@@ -296,23 +282,3 @@ def describe_array(shape: Shape, variable: core.Var) -> PyTree:
 def read(atom: Atom, known: Values) -> Array:
     """Read an operand that is the same everywhere."""
     return jnp.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
-
-
-def take_part(array: Array, layout: Layout, rows: int, start: Array, size: int) -> Array:
-    """Slice a shard's part of an array that has all rows."""
-    axis, shape = layout.axis, array.shape
-    if layout.outer == 1:
-        return lax.dynamic_slice_in_dim(array, start * layout.inner, size * layout.inner, axis)
-    blocks = array.reshape(*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :])
-    return lax.dynamic_slice_in_dim(blocks, start, size, axis + 1).reshape(
-        *shape[:axis], layout.per_row * size, *shape[axis + 1 :]
-    )
-
-
-def join_parts(parts: Sequence[Array], layout: Layout) -> Array:
-    """Join the rows of all shards to one array."""
-    axis, shape = layout.axis, parts[0].shape
-    if layout.outer == 1:
-        return jnp.concatenate(parts, axis)
-    blocks = [part.reshape(*shape[:axis], layout.outer, -1, *shape[axis + 1 :]) for part in parts]
-    return jnp.concatenate(blocks, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])

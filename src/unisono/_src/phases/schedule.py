@@ -73,6 +73,13 @@ class Schedule:
             phase.kept = [variable for variable in phase.kept if variable in later]
         self.everywhere = [self._list_everywhere(number) for number in range(analysis.phases + 1)]
         """What is computed everywhere before each phase; the last item is the end of the step."""
+        self.bases = {
+            variable: planned.equation.whole.invars[merge.base]
+            for planned in analysis.plan
+            for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False)
+            if merge is not None and merge.base is not None
+        }
+        """What is combined with a merged value once, and not by each shard, as the array that parts are scattered into."""
 
     def _set_due(self) -> None:
         """Walk back from the outputs, and note when each value is due."""
@@ -200,3 +207,23 @@ class Schedule:
         """List when an equation is due. One without results, such as a print, is due at the end of the step."""
         due = [self._due.get(variable) for variable in planned.equation.whole.outvars]
         return due or [self._analysis.phases] * bool(planned.equation.whole.effects)
+
+    def list_carries(self) -> list[list[core.Var]]:
+        """List the values of each stage that are read later. A stage comes before each phase, and the last before the end."""
+        outputs = [v for v in list_variables(self._analysis.twins.outputs) if v not in self.phases[-1].outputs]
+        wanted = dict.fromkeys(outputs)
+        carries: list[list[core.Var]] = []
+        for stage in reversed(range(len(self.everywhere))):
+            if stage < len(self.phases):
+                phase = self.phases[stage]
+                wanted |= dict.fromkeys(phase.reads)
+                wanted |= dict.fromkeys(list_variables(self.bases[v] for v in phase.merged if v in self.bases))
+            made = [v for planned in self.everywhere[stage] for v in planned.equation.whole.outvars]
+            if stage:
+                before = self.phases[stage - 1]
+                made = [*before.merged, *before.gathered, *before.left, *made]
+            carries.append([variable for variable in dict.fromkeys(made) if variable in wanted])
+            wanted |= dict.fromkeys(
+                v for planned in self.everywhere[stage] for v in list_variables(planned.equation.whole.invars)
+            )
+        return carries[::-1]

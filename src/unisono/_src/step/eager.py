@@ -110,7 +110,7 @@ class EagerStep:
             summed[shard.replica], outputs[shard.replica] = self._function.list_summed(self.state, run), run.outputs
             self._outputs[len(shard.rows)] = eval_shape(list, run.outputs)
         like = eval_shape(lambda: self._function.list_summed(self.state, whole))
-        totals = self._sum(summed, step_input.batch_plan, like, join_words(self._observers, step_input.batch, int))
+        totals = self._sum(summed, step_input.batch_plan, like, join_words(self._observers, step_input.batch))
         new, logs = self._function.finish(self.state, whole, totals)
         self.state = keep_dtypes(new, self.state)
         get_activity().report_next_step()

@@ -74,7 +74,7 @@ class EagerWholeStep:
         if self._words is None:
             return
         plan, nothing = self._plans(batch.rows, batch.sizes), jnp.zeros(1)
-        words = join_words(self._observers, batch, int)
+        words = join_words(self._observers, batch)
         self._words(dict.fromkeys((shard.replica for shard in plan.shards), nothing), plan, eval_shape(lambda: nothing), words)
 
     def forget(self) -> None:

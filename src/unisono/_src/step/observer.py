@@ -126,8 +126,10 @@ class StepObserver:
         """Drop what lies on the devices."""
 
 
-def join_words(observers: Sequence[StepObserver], batch: GlobalBatch, digest_program: Callable[[], int]) -> JoinedWords:
-    """Join the integers of all observers, for a phase's all-reduce."""
+def join_words(
+    observers: Sequence[StepObserver], batch: GlobalBatch, digest_program: Callable[[], int] = lambda: 0
+) -> JoinedWords:
+    """Join the integers of all observers, for a phase's all-reduce. Steps that are not compiled have no program."""
     return JoinedWords(words for one in observers for words in one.list_words(batch, digest_program))
 
 

@@ -134,8 +134,8 @@ class PartedSteps:
         layers = batch_plan.layers if lone is None else batch_plan.list_layers(alone=lone.replica)
         for layer in layers:
             for round_ in layer.rounds:
-                is_lone = lone is not None and lone.runs(round_)
-                done = lone.run(round_) if lone is not None and is_lone else self._run_round(batch, round_, phase)
+                apart = lone if lone is not None and lone.runs(round_) else None
+                done = self._run_round(batch, round_, phase) if apart is None else apart.run(round_)
                 outputs.append(RunOutput(self._mesh, round_.runs, done.outputs))
             is_last = layer is layers[-1]
             # The next layer reuses the buffer of the sums, so those of this layer are copied.

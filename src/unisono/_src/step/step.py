@@ -59,7 +59,6 @@ class Step:
         self._device_state = DeviceState(placement)
         self._has_state = False
         self._wants_assigned = any(observer.wants_assigned for observer in observers)
-        self._watching = [each for each in observers if type(each).count_unwatched is not StepObserver.count_unwatched]
         self._has_phases_run = any(observer.runs_phases for observer in observers)
         self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
         self._call = ProgramCalls(name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests)
@@ -90,7 +89,7 @@ class Step:
     def _take_steps(self, state: State, batches: list[GlobalBatch]) -> None:
         while batches:
             number = get_step_count().steps
-            unwatched = min([len(batches), *[observer.count_unwatched(number) for observer in self._watching]])
+            unwatched = min([len(batches), *[observer.count_unwatched(number) for observer in self.observers]])
             now, batches = batches[: max(1, unwatched)], batches[max(1, unwatched) :]
             self._receive_state(state)
             if not unwatched:
