@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def run_script(
     except subprocess.TimeoutExpired:
         return f"longer than {LONGEST:g} s"
     if done.returncode:
+        if done.returncode < 0:  # the end of a dump of its stack says nothing
+            return f"ended by {signal.Signals(-done.returncode).name}"
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
     lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if not launch or line.startswith("[0] ")]
     return json.loads(lines[-1])
