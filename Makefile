@@ -84,17 +84,17 @@ packages: $(VENV)-packages/layer.stamp
 
 # Keras' package brings them.
 keras-tests: $(VENV)-all/made
-	$(VENV)-all/bin/python tests/keras_own_tests.py $(ARGS)
+	$(VENV)-all/bin/python tests/helpers/keras_own_tests.py $(ARGS)
 
 # Several devices of a strategy are one device of this machine: for a single GPU.
 one-chip: $(VENV)/dev.stamp
-	$(BIN)/$(PYTEST) -p one_chip -m "not slow and not processes" tests/callbacks tests/checkpoint tests/distributed tests/fit \
-		tests/loop tests/promise tests/record tests/replica tests/step $(ARGS)
+	$(BIN)/$(PYTEST) -p one_chip -m "not slow and not processes" tests/keras/callbacks tests/keras/checkpoint tests/keras/distributed tests/keras/fit \
+		tests/keras/loop tests/promise tests/keras/record tests/keras/replica tests/engine/step $(ARGS)
 
 # Zig's compiler is a package.
 arm: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet ziglang
-	$(BIN)/python tests/compile_for_arm.py out/arm
+	$(BIN)/python tests/helpers/compile_for_arm.py out/arm
 
 # The other end of the window of versions.
 newest:
@@ -110,8 +110,8 @@ latest:
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-all/made
 	UNISONO_MATRIX=full $(VENV)-all/bin/$(PYTEST) -m matrix --timeout 0 $(ARGS)
-	$(VENV)-all/bin/python tests/matrix_of_threads.py
-	$(VENV)-all/bin/python tests/matrix.py
+	$(VENV)-all/bin/python tests/helpers/matrix_of_threads.py
+	$(VENV)-all/bin/python tests/helpers/matrix.py
 
 # One at a time: the long runs load the machine by themselves.
 soak: $(VENV)-all/made
@@ -123,7 +123,7 @@ bench: $(VENV)-bench/made
 
 # Of extras the fresh environment has none; a compiler is found by the build alone.
 dist: $(VENV)/dev.stamp
-	$(BIN)/python tests/packages.py out/dist
+	$(BIN)/python tests/helpers/packages.py out/dist
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ import results
 from jax._src import pjit, util
 from workloads import MORE, TINY
 
-from unisono._src.fit import steps_per_call
+from unisono._src.keras.fit import steps_per_call
 
 WORKLOAD = MORE[TINY]
 BATCH = WORKLOAD.batch

@@ -45,8 +45,8 @@ def measure_workloads(rounds: int, names: list[str]) -> None:
 
     import keras
 
-    from unisono._src.exchange.across_processes import ProcessExchange
-    from unisono._src.exchange.collectives import AXIS
+    from unisono._src.engine.exchange.across_processes import ProcessExchange
+    from unisono._src.engine.exchange.collectives import AXIS
 
     plain = ProcessExchange(strategy.placement)
     sharding = plain._between._by_process

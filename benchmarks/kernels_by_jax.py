@@ -22,8 +22,9 @@ from jax import lax
 from kernel_cases import CASES, SQUARE, WHOLE, Case
 from timing import measure_seconds
 
-from unisono._src.xla.determinism import get_compiler_options
-from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
+from unisono._src.engine.xla.determinism import get_compiler_options
+from unisono._src.kernels.before_gradient import rewrite_before_gradient
+from unisono._src.kernels.rules import rewrite_function
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 

@@ -1,4 +1,4 @@
-"""Measures the rewrites of `unisono._src.xla.rewrite` on CPU, for each kind of convolution and pooling.
+"""Measures the rewrites of `unisono._src.kernels` on CPU, for each kind of convolution and pooling.
 
 python benchmarks/rewrites.py [PART OF A NAME ...]
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.xla.rewrite import rewrite_function
+from unisono._src.kernels.rules import rewrite_function
 
 SHARDS = 8
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
-LIBRARIES = HERE.parent / "src/unisono/_src/native/libraries"
+LIBRARIES = HERE.parent / "src/unisono/_src/kernels/native/libraries"
 REASON = "reason.txt"
 
 LEVELS = {
@@ -140,7 +140,7 @@ else:
             if self.target_name != "wheel":
                 return
             reason = build_or_say_why()
-            build_data["artifacts"].append("src/unisono/_src/native/libraries/*")
+            build_data["artifacts"].append("src/unisono/_src/kernels/native/libraries/*")
             if reason is not None:
                 self.app.display_warning(f"Unisono is built without native kernels: {reason}")
                 return

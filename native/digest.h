@@ -1,5 +1,5 @@
 // A digest of an array: two sums of its words, each word times a key of its place. The sums are modulo 2^32, so they may be added in any
-// order, and the digest of a whole is the sum of the digests of its parts. `unisono/_src/digest.py` has the same in Python.
+// order, and the digest of a whole is the sum of the digests of its parts. `unisono/_src/engine/digest.py` has the same in Python.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // A loop over steps whose rows do not meet: a recurrent layer, forward or backward. A piece of rows runs through all steps by itself.
 //
-// The step is a program of instructions on rows. Python writes it (`unisono/_src/native/row_loops.py`): the words here and there are the same.
+// The step is a program of instructions on rows. Python writes it (`unisono/_src/kernels/native/row_loops.py`): the words here and there are the same.
 #include <utility>
 #include <vector>
 

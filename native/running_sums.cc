@@ -1,7 +1,7 @@
 // The stack of sums of a reduction tree: one more contribution is added, in one pass over memory.
 //
 // The stack has the sums of 1, 2, 4, ... neighbours. Adding a contribution is counting up by one in binary: sums of equal length are added,
-// until all lengths differ (`unisono/_src/step/running_sums.py`).
+// until all lengths differ (`unisono/_src/engine/step/running_sums.py`).
 #include <algorithm>
 #include <vector>
 

@@ -33,8 +33,9 @@ import pytest
 import breakages
 import cpu_time
 from left_behind import Found, Namespaces, after_a_while
-from unisono._src.native.library import Kernels
-from unisono._src.xla import determinism, programs, rewrite
+from unisono._src import kernels as rewrite
+from unisono._src.engine.xla import determinism, programs
+from unisono._src.kernels.native.library import Kernels
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
@@ -42,7 +43,7 @@ hypothesis.settings.load_profile("unisono")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--break", dest="broken", help="break the engine in one of the ways of tests/breakages.py: some test must fail"
+        "--break", dest="broken", help="break the engine in one of the ways of tests/helpers/breakages.py: some test must fail"
     )
 
 

@@ -33,28 +33,28 @@ from unisono._src.versions import check_versions as _check_versions
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
-    from unisono._src.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from unisono._src.checkpoint.latest import latest_checkpoint as latest_checkpoint
-    from unisono._src.export import export as export
-    from unisono._src.export import load_exported as load_exported
-    from unisono._src.fingerprint import fingerprint as fingerprint
-    from unisono._src.loop.average_loss import compute_average_loss as compute_average_loss
-    from unisono._src.loop.average_loss import scale_regularization_loss as scale_regularization_loss
-    from unisono._src.loop.function import function as function
-    from unisono._src.loop.gradients import value_and_grad as value_and_grad
-    from unisono._src.loop.reduce_values import ReduceOp as ReduceOp
-    from unisono._src.loop.replica_context import get_replica_context as get_replica_context
-    from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
-    from unisono._src.native.in_use import native as native
-    from unisono._src.observers.verification import DeviceFaultError as DeviceFaultError
-    from unisono._src.replica.replicated import replicate as replicate
-    from unisono._src.strategy.base import Strategy as Strategy
-    from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
-    from unisono._src.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
-    from unisono._src.strategy.builtin import ParameterServerStrategy as ParameterServerStrategy
-    from unisono._src.strategy.builtin import TPUStrategy as TPUStrategy
-    from unisono._src.strategy.builtin import get_strategy as get_strategy
-    from unisono._src.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from unisono._src.engine.observers.verification import DeviceFaultError as DeviceFaultError
+    from unisono._src.keras.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from unisono._src.keras.checkpoint.latest import latest_checkpoint as latest_checkpoint
+    from unisono._src.keras.fingerprint import fingerprint as fingerprint
+    from unisono._src.keras.loop.average_loss import compute_average_loss as compute_average_loss
+    from unisono._src.keras.loop.average_loss import scale_regularization_loss as scale_regularization_loss
+    from unisono._src.keras.loop.function import function as function
+    from unisono._src.keras.loop.gradients import value_and_grad as value_and_grad
+    from unisono._src.keras.loop.reduce_values import ReduceOp as ReduceOp
+    from unisono._src.keras.loop.replica_context import get_replica_context as get_replica_context
+    from unisono._src.keras.loop.replica_context import in_cross_replica_context as in_cross_replica_context
+    from unisono._src.keras.replica.replicated import replicate as replicate
+    from unisono._src.keras.strategy.base import Strategy as Strategy
+    from unisono._src.keras.strategy.builtin import MirroredStrategy as MirroredStrategy
+    from unisono._src.keras.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
+    from unisono._src.keras.strategy.builtin import ParameterServerStrategy as ParameterServerStrategy
+    from unisono._src.keras.strategy.builtin import TPUStrategy as TPUStrategy
+    from unisono._src.keras.strategy.builtin import get_strategy as get_strategy
+    from unisono._src.keras.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from unisono._src.kernels.native.in_use import native as native
+    from unisono._src.tools.export import export as export
+    from unisono._src.tools.export import load_exported as load_exported
 
 __version__ = _VERSION
 
@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
     """Return what a public name stands for, imported at its first use, with versions of Keras and JAX for which it was written."""
     with _PUBLIC_CALL:
         if name not in __all__:
-            advice = importlib.import_module("unisono._src.strategy.tf_distribute_names").INSTEAD.get(name)
+            advice = importlib.import_module("unisono._src.keras.strategy.tf_distribute_names").INSTEAD.get(name)
             raise AttributeError(f"module 'unisono' has no attribute {name!r}{f'. {advice}' if advice else ''}")
         _check_versions()
     if name == "callbacks":

@@ -1,3 +1,3 @@
-from unisono._src.cli import main
+from unisono._src.tools.cli import main
 
 main()

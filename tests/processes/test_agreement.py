@@ -13,16 +13,16 @@ import pytest
 
 import unisono as un
 from trainings import on
-from unisono._src.checkpoint.files import DamagedError
-from unisono._src.checkpoint.latest import load_chosen_by_first
-from unisono._src.checkpoint.store import CheckpointStore
-from unisono._src.checks import refusals
-from unisono._src.data.row_order import draw_seed
-from unisono._src.jax_private import distributed
-from unisono._src.observers.process_words import check_same_rows, check_same_start, digest_values
+from unisono._src.engine.observers.process_words import check_same_rows, check_same_start, digest_values
+from unisono._src.keras.checkpoint.files import DamagedError
+from unisono._src.keras.checkpoint.latest import load_chosen_by_first
+from unisono._src.keras.checkpoint.store import CheckpointStore
+from unisono._src.keras.checks import refusals
+from unisono._src.keras.data.row_order import draw_seed
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement, AgreementError
 from unisono._src.processes.stop_signals import StopRequest, listen_for_signals
+from unisono._src.programs.private import distributed
 
 
 class Client:

@@ -235,7 +235,7 @@ NOT_TRIED = {
 
 def test_every_layer_of_keras_is_named_here():
     """A layer that a new Keras brings is tried here before anyone trusts it."""
-    files = (__file__, layer_groups.__file__, HERE / "keras_private" / "test_compilable_layers.py")
+    files = (__file__, layer_groups.__file__, HERE.parent / "keras" / "private" / "test_compilable_layers.py")
     texts = [pathlib.Path(file).read_text() for file in files]
     named = {getattr(layers, name) for text in texts for name in re.findall(r"layers\.([A-Z]\w+)", text)}
     left = {name for name, kind in vars(layers).items() if isinstance(kind, type) and kind not in named}

@@ -11,7 +11,7 @@ import pytest
 
 from processes import HERE, python
 from sizes import cases, thorough
-from unisono._src.native.library import load_kernels
+from unisono._src.kernels.native.library import load_kernels
 
 pytestmark = pytest.mark.processes
 
@@ -134,7 +134,7 @@ def test_processes_that_do_not_agree_stop_with_both_values(tmp_path, options, sa
 OTHER_CACHES = """
 import os
 import unisono as un
-from unisono._src.xla import device_kind
+from unisono._src.engine.xla import device_kind
 
 if os.environ["UNISONO_PROCESS"] == "1":
     facts = device_kind.describe_processor() | {"caches": "1K"}

@@ -1,4 +1,4 @@
-"""The house stands as its page draws it: no imports from upper floors, no rooms in a circle, one place for what is private in a library."""
+"""The house stands as its page draws it: no imports from upper packages, no rooms in a circle, one place for what is private in a library."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ import house
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
-def test_lower_floors_know_nothing_of_upper_ones():
-    height = {room: -number for number, rooms in enumerate(house.FLOORS.values()) for room in rooms}
+@pytest.mark.parametrize("package", house.PACKAGES)
+def test_packages_import_from_those_below(package):
+    allowed = house.PACKAGES[package].packages | {package}
     upward = [
         f"{file} imports {imported}"
         for room, edges in house.imports_of_rooms().items()
         for imported, files in edges.items()
         for file in files
-        if height[imported] > height[room]
+        if room.split(".")[0] == package and imported.split(".")[0] not in allowed
     ]
     assert not upward
+    assert {room for room in house.imports_of_rooms() if room.split(".")[0] == package} <= set(house.PACKAGES[package].rooms)
+
+
+@pytest.mark.parametrize("package", house.PACKAGES)
+def test_the_engine_and_what_is_below_know_no_keras(package):
+    never = {file: found - house.PACKAGES[package].libraries for file, found in house.libraries_of(package).items()}
+    assert {file for file, found in never.items() if found} == (
+        {"versions.py"} if package == "ground" else set()
+    )  # it tells Keras' version
 
 
 def test_no_rooms_import_in_a_circle():
@@ -38,16 +48,16 @@ def test_no_rooms_import_in_a_circle():
 
 
 def test_the_page_draws_the_house():
-    """`python tests/house.py` prints the drawing."""
+    """`python tests/helpers/house.py` prints the drawing."""
     assert house.drawing() in PAGE.read_text()
 
 
 @pytest.mark.parametrize(
     ("place", "private"),
     [
-        ("keras_private", r"keras\.src|from keras\."),
-        ("jax_private", r"jax\._src|jax\.interpreters|import jaxlib(?!\.version)|from jaxlib"),
-        ("checkpoint/orbax_files.py", r"import orbax\.|from orbax"),
+        ("keras/private", r"keras\.src|from keras\."),
+        ("programs/private", r"jax\._src|jax\.interpreters|import jaxlib(?!\.version)|from jaxlib"),
+        ("keras/checkpoint/orbax_files.py", r"import orbax\.|from orbax"),
     ],
 )
 def test_one_place_touches_what_is_private_in_a_library(place, private):
@@ -60,7 +70,7 @@ def test_one_place_touches_what_is_private_in_a_library(place, private):
 def test_one_file_of_the_checkpoints_touches_the_disk():
     """Another storage can take its place."""
     call = r"import shutil|(?<!archive\.)\bopen\(|\.(exists|is_dir|is_file|iterdir|glob|stat|mkdir|rename|unlink|touch|(read|write)_(text|bytes))\("
-    room = [path for path in (house.ROOT / "checkpoint").glob("*.py") if path.name != "storage.py"]
+    room = [path for path in (house.ROOT / "keras" / "checkpoint").glob("*.py") if path.name != "storage.py"]
     assert [(path.name, match[0]) for path in room for match in re.finditer(call, path.read_text())] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from processes import HERE, kept_in
 from processes import user_python as python
 
-BENCHMARKS = HERE.parent / "benchmarks"
+BENCHMARKS = HERE.parents[1] / "benchmarks"
 PARTS = {
     "contract": ["contract"],
     "memory": ["memory"],

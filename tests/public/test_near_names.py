@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import unisono as un
+from unisono._src.keras.strategy.known_variables import SET_BY_COMMANDS, SET_BY_USERS, warn_of_misspelt_variables
 from unisono._src.near_names import says_near_names
-from unisono._src.strategy.known_variables import SET_BY_COMMANDS, SET_BY_USERS, warn_of_misspelt_variables
 
 ONE = un.OneDeviceStrategy(replicas=2)
 

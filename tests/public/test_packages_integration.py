@@ -11,7 +11,7 @@ import pytest
 import packages
 import unisono as un
 from processes import python, user_python
-from unisono._src import cli
+from unisono._src.tools import cli
 
 PYPROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())
 EXTRAS = {

@@ -12,7 +12,7 @@ from sizes import thorough
 
 pytestmark = pytest.mark.compat
 
-BENCHMARKS = HERE.parent / "benchmarks"
+BENCHMARKS = HERE.parents[1] / "benchmarks"
 WORKLOAD = "W3 MLP, batch 32"
 SOME = ("torch DDP", "Unisono, default")
 

@@ -1,1 +1,1 @@
-"""Everything that is not public. `docs/architecture.md` draws its rooms and floors."""
+"""Everything that is not public. `docs/architecture.md` draws its packages and rooms."""

@@ -1,8 +1,8 @@
 """Callbacks for fit: BackupAndRestore, Record and TensorBoard. The modules beside them are internal."""
 
-from unisono._src.callbacks.backup import BackupAndRestore
-from unisono._src.callbacks.record import Record
-from unisono._src.tensorboard.callback import TensorBoard
+from unisono._src.keras.callbacks.backup import BackupAndRestore
+from unisono._src.keras.callbacks.record import Record
+from unisono._src.tools.tensorboard.callback import TensorBoard
 
 __all__ = ["BackupAndRestore", "Record", "TensorBoard"]
 

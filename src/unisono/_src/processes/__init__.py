@@ -1,1 +1,1 @@
-"""What a process says to the others. Agreements, its progress, the names of variables and exit codes."""
+"""Processes: agreements, how they find one another, `unisono launch`, and the watch that names a lost one."""

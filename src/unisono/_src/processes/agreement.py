@@ -9,8 +9,8 @@ from typing import TypeVar, cast
 
 import jax
 
-from unisono._src.jax_private import distributed
 from unisono._src.processes.activity import get_activity as progress
+from unisono._src.programs.private import distributed
 from unisono._src.typing import Json
 
 T = TypeVar("T")

@@ -1,0 +1,148 @@
+"""The calls of a step's programs, on any device of the placement."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.stages import Compiled
+
+from unisono._src.engine import packing
+from unisono._src.engine.device_mesh import get_mesh
+from unisono._src.engine.global_batch import GlobalBatch
+from unisono._src.engine.state import State
+from unisono._src.engine.step import running_sums
+from unisono._src.engine.step.call_inputs import CallInputs
+from unisono._src.engine.step.call_orders import NOTHING, Orders
+from unisono._src.engine.step.device_state import BufferLayout, DeviceState
+from unisono._src.engine.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
+from unisono._src.engine.step.plan import BatchPlan, Round
+from unisono._src.engine.step.program import CallResult, StepBuffers, StepProgram, StepShapes
+from unisono._src.engine.xla import determinism
+from unisono._src.engine.xla.interrupts import Interrupts
+from unisono._src.engine.xla.programs import DeviceProgram
+from unisono._src.kernels.rules import rewrite_function, trace_as_rewritten
+from unisono._src.placement import Placement
+from unisono._src.programs.program_digest import digest_program
+from unisono._src.typing import Arguments, Array, PyTree
+
+CUT_RESULTS = StepBuffers(False, True, True), CallResult(False, True, False)  # pyright: ignore[reportArgumentType]
+"""The results of the step program that differ from device to device."""
+
+
+class ProgramCalls:
+    """Calls start from the device state, and leave the new one there. Each runs on all devices of the process."""
+
+    def __init__(
+        self,
+        name: str,
+        cutter: PhasedSteps,
+        placement: Placement,
+        inputs: CallInputs,
+        device_state: DeviceState,
+        is_recorded: bool,
+    ) -> None:
+        """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
+        self._name = name
+        self._cutter = cutter
+        self._placement = placement
+        self._mesh = get_mesh(placement.devices)
+        self._inputs = inputs
+        self.interrupts = Interrupts()
+        """Ctrl-C waits while the state is between two calls."""
+        self._device_state = device_state
+        self._is_recorded = is_recorded
+        self._cut: PhasedCut | WholeStep | None = None
+        """The kind of steps that are called."""
+        self._functions: dict[PhasedCut | WholeStep, StepProgram] = {}
+        self._programs: dict[PhasedCut | WholeStep, DeviceProgram] = {}
+        self._shapes: dict[Hashable, StepShapes] = {}
+        self._layouts: dict[Hashable, BufferLayout] = {}
+        self._digests: dict[Hashable, int] = {}
+        """Digests of the programs, if several processes train together."""
+        self._traced: Hashable = None
+        """What the newest program is for, by which its digest is kept."""
+
+    def prepare(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
+        """Select the kind of the next steps and count its phases."""
+        state = self._device_state.shapes
+        cut = self._cut = self._cutter.cut(batch, batch_plan, state)
+        if cut not in self._programs:
+            function = StepProgram(self._name, cut, self._placement.replicas, self._is_recorded)
+            note_traced = self._note_traced if self._placement.processes else None
+            self._functions[cut] = function
+            rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
+            self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
+        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
+        return cut.phases
+
+    def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
+        """Compute the layout of a step's buffers."""
+        if self._placement.replicas == 1:
+            return BufferLayout()
+        sizes = sorted(set(batch_plan.sizes))
+        key = cut, tuple(self._inputs.kind(batch, size) for size in sizes)
+        if key not in self._layouts:
+            by_size = {size: self._describe(cut, batch, batch_plan, size, state) for size in sizes}
+            places = running_sums.count_places(self._placement.replicas)
+            of_phases = [packing.measure_vectors(shard.added) for shard in by_size[batch_plan.size_at_end].shards]
+            sums = tuple(tuple((name, ((places, size), name)) for name, size in lengths.items()) for lengths in of_phases)
+            kept = tuple(
+                (size, tuple(tuple(map(self._lay_out_kept, one.kept)) for one in by_size[size].shards)) for size in sizes
+            )
+            self._layouts[key] = BufferLayout(sums, kept if any(any(of_phases) for _, of_phases in kept) else ())
+        return self._layouts[key]
+
+    def _lay_out_kept(self, array: Array) -> tuple[tuple[int, ...], str]:
+        return (self._placement.replicas, *array.shape), array.dtype.name
+
+    def _describe(
+        self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State
+    ) -> StepShapes:
+        """Describe in shapes a step's results, for shards of `size` rows."""
+        key = cut, self._inputs.kind(batch, size)
+        if key not in self._shapes:
+
+            def describe(*args: PyTree) -> None:
+                self._shapes[key] = self._functions[cut].describe(*args)
+
+            lead = self._placement.lead
+            with jax.default_device(
+                determinism.choose_compile_device(lead)
+            ):  # traced like the step program, which reuses this trace
+                trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants, self._inputs.shapes(batch, size))
+        return self._shapes[key]
+
+    def __call__(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> CallResult:
+        """Call the program for the replicas of a round. Each device runs its own replicas by its orders."""
+        program, args = self._find_program(group, round_, orders)
+        with self.interrupts:
+            self._device_state.work, done = program(*args)
+        return done
+
+    def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
+        """Digest the program that finishes a step.
+
+        It is traced and compiled first if it is new. Only programs of several processes are digested.
+        """
+        key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
+        if key not in self._digests:
+            self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
+        return self._digests[key]
+
+    def _find_program(self, group: Sequence[GlobalBatch], round_: Round, orders: Orders) -> tuple[Compiled, Arguments]:
+        """Find the program, loaded on the devices, and its arguments."""
+        assert self._cut is not None  # calls are prepared
+        args = (
+            self._device_state.work,
+            self._inputs.send_orders(orders),
+            self._inputs.send_constants(),
+            self._inputs.send_batches(group, round_),
+        )
+        kind = self._inputs.kind(group[0], round_.size)
+        self._traced = self._cut, kind
+        return self._programs[self._cut].find_or_load(self._mesh, kind, *args), args
+
+    def _note_traced(self, program: ClosedJaxpr) -> None:
+        self._digests[self._traced] = digest_program(program)

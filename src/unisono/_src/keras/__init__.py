@@ -1,0 +1,1 @@
+"""Keras' models on the engine: strategies, `fit`, loops, sources of data, checkpoints."""

@@ -1,0 +1,198 @@
+"""Reading a source. A source with an index is read in an order that we decide, a stream in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import keras
+import numpy as np
+
+from unisono._src.engine.global_batch import select_rows
+from unisono._src.keras.data.resume_point import Size
+from unisono._src.keras.data.row_order import RowOrder
+from unisono._src.keras.private.data_adapters import (
+    ArrayDataAdapter,
+    DataAdapter,
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    get_array_order,
+    is_map_dataset,
+    iterate_array_batches,
+    iterate_map_batches,
+    stop_workers,
+)
+from unisono._src.typing import UserBatch
+
+
+def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
+    """Read the global batches of one pass over a source. `start` may be above 0 only for a source with an index."""
+    if isinstance(source, ArrayDataAdapter):
+        return read_arrays(source, order, start)
+    if isinstance(source, PyDatasetAdapter):
+        return read_dataset(source, order, start)
+    if start and isinstance(source, IndexedAdapter):
+        return source.batches_from(start)
+    if start and is_map_dataset(source):
+        return iterate_map_batches(source, start)
+    return source.get_jax_iterator()
+
+
+def has_index(source: DataAdapter) -> bool:
+    """Whether a later batch can be read without the earlier ones."""
+    known = isinstance(source, ArrayDataAdapter | PyDatasetAdapter) or is_map_dataset(source)
+    return source.has_index if isinstance(source, IndexedAdapter) else known
+
+
+def is_stream(source: DataAdapter) -> bool:
+    """Whether a batch that was read and not trained on is lost."""
+    return isinstance(source, GeneratorDataAdapter) or (isinstance(source, IndexedAdapter) and source.is_stream)
+
+
+def read_size(source: DataAdapter) -> Size:
+    """Count the batches and rows of a pass. A source may not know them."""
+    if isinstance(source, IndexedAdapter):
+        return source.size()
+    if isinstance(source, PyDatasetAdapter) and changes_at_begin(source.py_dataset):
+        return {}
+    rows = get_array_order(source)[0] if isinstance(source, ArrayDataAdapter) else None
+    return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
+
+
+def has_state(source: DataAdapter) -> bool:
+    """Whether a pass may depend on earlier passes. The order that we decide does not count."""
+    if isinstance(source, IndexedAdapter):
+        return source.has_state
+    return changes_with_epochs(source) or not has_index(source)
+
+
+def changes_with_epochs(source: DataAdapter) -> bool:
+    """Whether the source is a PyDataset that may change between epochs.
+
+    It may change in the hooks that Keras calls when an epoch begins or ends.
+    """
+    if not isinstance(source, PyDatasetAdapter):
+        return False
+    dataset = source.py_dataset
+    return changes_at_begin(dataset) or type(dataset).on_epoch_end is not keras.utils.PyDataset.on_epoch_end
+
+
+def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
+    """Whether a dataset may change when a pass begins. Its size may change too."""
+    return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
+
+
+@runtime_checkable
+class IndexedAdapter(Protocol):
+    """An adapter that can begin with a later batch. It has an order of its own."""
+
+    order: RowOrder
+    seeds: list[int]
+    is_stream: bool
+
+    @property
+    def has_index(self) -> bool: ...
+
+    @property
+    def has_state(self) -> bool: ...
+
+    def warn_before_resumes(self) -> None: ...
+
+    def size(self) -> Size: ...
+
+    def batches_from(self, start: int) -> Iterator[UserBatch]: ...
+
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None: ...
+
+
+def skip_passes(source: DataAdapter, passes: range, left: Container[int] = (), begun: bool = False) -> None:
+    """Skip some passes of a source with an index.
+
+    A user's PyDataset may change at their ends. `left` are passes whose end a loop did not reach. `begun`: the source was told that the
+    first of the passes begins.
+    """
+    if isinstance(source, IndexedAdapter):
+        source.skip(passes, left, begun)
+        return
+    for pass_ in passes:
+        if not (begun and pass_ == passes.start):
+            find_hooks(source).on_epoch_begin()
+        if pass_ not in left:
+            find_hooks(source).on_epoch_end()
+
+
+def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+    """Read the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
+    count, shuffle = get_array_order(adapter)
+    pass_ = order.passes
+    permutation = order.permute_pass(count) if shuffle and shuffle != "batch" else None
+
+    def rows_of_batch(batch: int, begin: int, end: int) -> slice | np.ndarray:
+        if shuffle == "batch":
+            return begin + order.permute_batch(pass_, batch, end - begin)
+        return slice(begin, end) if permutation is None else permutation[begin:end]
+
+    return iterate_array_batches(adapter, rows_of_batch, select_rows, start)
+
+
+def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+    """Yield the batches of a PyDataset, with new workers for each pass.
+
+    Keras leaves a pass after it has looked at the first batch. The workers of such a pass would leave their batches to the next one.
+    """
+    dataset = adapter.py_dataset
+    count = dataset.num_batches
+    if count is None:
+        dataset = DatasetFromBatch(dataset, start) if start else dataset
+    elif adapter.shuffle or start:
+        dataset = ReorderedDataset(dataset, (order.permute_pass(count) if adapter.shuffle else range(count))[start:])
+    pass_adapter = type(adapter)(dataset, class_weight=adapter.class_weight)
+    try:
+        yield from pass_adapter.get_jax_iterator()
+    finally:
+        stop_workers(pass_adapter)
+
+
+class ReorderedDataset(keras.utils.PyDataset):
+    """A PyDataset whose batches come in another order."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, order: Sequence[int] | np.ndarray) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self.dataset = dataset
+        self.order = order
+
+    def __getitem__(self, index: int) -> UserBatch:
+        return self.dataset[int(self.order[index])]
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.order)
+
+
+class DatasetFromBatch(keras.utils.PyDataset):
+    """A PyDataset without an end, from a later batch on."""
+
+    def __init__(self, dataset: keras.utils.PyDataset, start: int) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self.dataset = dataset
+        self.start = start
+
+    def __getitem__(self, index: int) -> UserBatch:
+        return self.dataset[self.start + index]
+
+    @property
+    def num_batches(self) -> None:
+        return None
+
+
+class PassHooks(Protocol):
+    """A dataset or adapter that is told when passes begin and end."""
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+def find_hooks(source: DataAdapter) -> PassHooks:
+    """Find the object whose hooks are called for a pass. For a PyDataset it is the dataset alone: we start its workers."""
+    return source.py_dataset if isinstance(source, PyDatasetAdapter) else source

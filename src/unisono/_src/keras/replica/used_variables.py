@@ -1,0 +1,91 @@
+"""The variables that a user function reads and assigns, by their use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+
+from unisono._src.keras.private.optimizers import list_optimizer_weights
+from unisono._src.keras.replica.trace_recorder import ReplicaCode
+
+
+class UsedVariables(NamedTuple):
+    """The variables that the code reads and assigns."""
+
+    weights: list[keras.Variable]
+    """Trainable variables."""
+    non_trainable: list[keras.Variable]
+    optimizers: list[keras.optimizers.Optimizer]
+    metrics: list[keras.metrics.Metric]
+    applied_optimizers: list[tuple[keras.optimizers.Optimizer, list[int]]]
+    """Optimizers that are applied, and the positions of their weights that get a gradient."""
+    assigned: list[int]
+    """Positions in `non_trainable` of the variables that the code assigns."""
+    replaced: set[int]
+    """Positions of assigned variables whose old value the code does not read."""
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        return [variable for optimizer in self.optimizers for variable in optimizer.variables]
+
+    @property
+    def metric_variables(self) -> list[keras.Variable]:
+        """The variables of the metrics."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    @property
+    def all(self) -> list[list[keras.Variable]]:
+        """All variables, in the groups of the state."""
+        return [self.weights, self.non_trainable, self.slots, self.metric_variables]
+
+
+def sort_variables(
+    code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
+) -> UsedVariables:
+    """Sort the variables of the code by their use."""
+    variables = {**code.scope.read, **code.scope.assigned}
+    applied = [
+        (
+            update.optimizer,
+            [
+                position
+                for position, weight in enumerate(list_optimizer_weights(update.optimizer))
+                if id(weight) in update.gradients
+            ],
+        )
+        for update in code.updates
+    ]
+    updated = {id(update.optimizer) for update in code.updates}
+    read = [
+        optimizer
+        for optimizer in optimizers
+        if id(optimizer) not in updated and any(id(variable) in variables for variable in optimizer.variables)
+    ]
+    used_optimizers = [*(update.optimizer for update in code.updates), *read]
+    used_metrics = [metric for metric in metrics if any(id(variable) in variables for variable in metric.variables)]
+    owned = {id(variable) for holder in [*used_optimizers, *used_metrics] for variable in holder.variables}
+    weights = {id(weight): weight for optimizer, _ in applied for weight in list_optimizer_weights(optimizer)}
+    weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
+    others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
+    refuse_assigned_weights(code, weights)
+    return UsedVariables(
+        list(weights.values()),
+        others,
+        used_optimizers,
+        used_metrics,
+        applied,
+        [position for position, variable in enumerate(others) if id(variable) in code.scope.assigned],
+        {position for position, variable in enumerate(others) if id(variable) in code.scope.replaced},
+    )
+
+
+def refuse_assigned_weights(code: ReplicaCode, weights: dict[int, keras.Variable]) -> None:
+    """Refuse code that assigns a trainable variable."""
+    for i in itertools.filterfalse(lambda i: i not in weights, code.scope.assigned):
+        raise ValueError(
+            f"The replica's code assigns {weights[i].path!r}, a trainable variable: replicas cannot agree on its value. Trainable "
+            f"state changes through optimizer.apply alone; make other state with trainable=False."
+        )

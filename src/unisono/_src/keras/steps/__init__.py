@@ -1,0 +1,1 @@
+"""The step of a model, and what makes steps of models and of replica code."""

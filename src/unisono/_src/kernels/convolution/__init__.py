@@ -1,0 +1,1 @@
+"""Convolutions and poolings as products, and in kernels."""

@@ -1,0 +1,1 @@
+"""Attention and normalizations, read back from equations before their gradient is taken."""

@@ -1,0 +1,1 @@
+"""Loops: recurrent layers as one kernel, and what need not be in a loop."""

@@ -1,0 +1,59 @@
+"""Calls of the kernels around a step. They are for its memory, its running sums and its digests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import Array
+
+from unisono._src.kernels.native.library import load_in_use
+
+
+def call_push(sums: Array, before: Array, arrays: Sequence[Array]) -> Array:
+    """Add one contribution, the elements of `arrays` in order, to the sums.
+
+    `sums` (place, element) hold the first `before` contributions.
+    """
+    result = jax.ShapeDtypeStruct(sums.shape, sums.dtype)
+    call = jax.ffi.ffi_call("unisono_push_contribution", result, input_output_aliases={0: 0})
+    return call(sums, before.astype("int32"), *arrays)
+
+
+def call_digest(arrays: Sequence[Array], parts: Sequence[tuple[int, int, int]]) -> Array:
+    """Digest parts of arrays, each given as (array, first element, elements). The result is (part, lane)."""
+    result = jax.ShapeDtypeStruct((len(parts), 2), np.uint32)
+    numbers = np.array(parts, np.int64).reshape(-1)
+    return jax.ffi.ffi_call("unisono_digest_parts", result)(*arrays, parts=numbers)
+
+
+def call_digest_on_host(array: np.ndarray, first: int) -> tuple[int, int] | None:
+    """Digest a NumPy array in C order. None where there are no native kernels.
+
+    Its words count as those from `first` on of a larger array.
+    """
+    library = load_in_use()
+    if library is None:
+        return None
+    lanes = (ctypes.c_uint32 * 2)()
+    data = ctypes.c_void_p(array.ctypes.data)
+    library.unisono_digest_memory(data, ctypes.c_int64(array.size), ctypes.c_int64(array.itemsize), ctypes.c_int64(first), lanes)
+    return lanes[0], lanes[1]
+
+
+def open_step_memory(numbers: Array) -> Array:
+    """Ask for large pages for a step's memory, and return `numbers` (int32).
+
+    A step cannot begin without these numbers, so the pages come first.
+
+    XLA asks for this memory in each call, and Linux clears it page by page when it is first written.
+    """
+    return jax.ffi.ffi_call("unisono_open_step", jax.ShapeDtypeStruct(numbers.shape, numbers.dtype))(numbers)
+
+
+def keep_array(x: Array) -> Array:
+    """Keep a float32 array in memory. XLA can neither compute it again for each reader, nor change its layout to suit one."""
+    call = jax.ffi.ffi_call("unisono_keep_array", jax.ShapeDtypeStruct(x.shape, x.dtype), input_output_aliases={0: 0})
+    return call(x)

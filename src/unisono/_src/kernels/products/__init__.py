@@ -1,0 +1,1 @@
+"""Products, sums and Fourier transforms. Their bits do not depend on the number of threads."""

@@ -1,0 +1,1 @@
+"""Record files: read, and compared."""

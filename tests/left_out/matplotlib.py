@@ -1,3 +1,0 @@
-"""Not here: Keras imports it where it is, which is part of two fifths of the start of a process. See tests/processes.py."""
-
-raise ImportError(f"{__name__} is left out of this process of a test")
