@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import pathlib
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ def room_of(module: list[str]) -> str:
     return ".".join(module[:depth]) if ROOT.joinpath(*module[:depth]).is_dir() and len(module) >= depth else module[0]
 
 
+@functools.cache
 def imports_of(path: pathlib.Path) -> set[str]:
     """Return the modules that a file imports, by their full names: inside functions and under TYPE_CHECKING too."""
     found: set[str] = set()
@@ -82,6 +84,7 @@ def libraries_of(package: str) -> dict[str, set[str]]:
     return {str(path.relative_to(ROOT)): {name.split(".")[0] for name in imports_of(path)} & {"keras", "jax"} for path in files}
 
 
+@functools.cache
 def imports_of_rooms() -> dict[str, dict[str, list[str]]]:
     """Return, for each room, the other rooms that it imports from, with its files that do so."""
     edges: dict[str, dict[str, list[str]]] = collections.defaultdict(lambda: collections.defaultdict(list))

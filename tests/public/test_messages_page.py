@@ -22,7 +22,7 @@ def messages() -> types.ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    tests = cases(("checks/",), ("",))  # each text of them is compared with each message
+    tests = cases(("keras/checks/",), ("",))  # each text of them is compared with each message
     texts = {place: texts for place, texts in module.texts_of_tests().items() if place.startswith(tests)}
     module.texts_of_tests = lambda: texts
     return module
@@ -38,10 +38,10 @@ def test_the_usual_messages_are_those_of_the_source(messages):
 
 def test_messages_are_found_with_the_tests_that_quote_them(messages):
     found = [test for message, test in messages.tests_of_messages().items() if message.text.startswith("Keras has")]
-    assert found == ["checks/test_refusals.py::test_a_distribution_of_keras_is_refused"]
+    assert found == ["keras/checks/test_refusals.py::test_a_distribution_of_keras_is_refused"]
     listed = messages.make_list()
     assert all(f"*{message.kind} of `{message.module}`" in listed for message in messages.list_messages())
-    assert "shown by `checks/test_refusals.py::test_a_distribution_of_keras_is_refused`" in listed
+    assert "shown by `keras/checks/test_refusals.py::test_a_distribution_of_keras_is_refused`" in listed
 
 
 def test_the_page_has_no_table_which_would_be_wider_than_a_phone(messages):

@@ -86,7 +86,7 @@ def test_every_module_that_the_docs_name_exists():
     named = {
         name.rstrip("/") for page in docs.glob("*.md") for name in re.findall(r"[\[ ]`([a-z_]+/[a-z_/]*)`[\],]", page.read_text())
     }
-    assert "step/program" in named
+    assert "engine/step/program" in named
     root = pathlib.Path(un.__file__).parent / "_src"
     assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []
 

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
+
+NEVER = 2**31 - 1
+
+_lock = threading.Lock()
+_blocks = 0
+"""How many blocks are open, in all threads."""
+_thresholds = (0, 0, 0)
+"""The user's, while a block is open."""
 
 
 @contextlib.contextmanager
 def spare_old_objects() -> Iterator[None]:
-    """Keep the garbage collector from objects that exist now.
+    """Keep the garbage collector from walking old objects.
 
     A trace makes some hundred thousand objects. Each collection of the oldest would walk all of Keras and JAX: a tenth of a first step.
     """
-    if gc.get_freeze_count():  # by an outer block, or by the user, whose objects stay frozen
-        yield
-        return
-    gc.freeze()
+    global _blocks, _thresholds
+    with _lock:
+        if not _blocks:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(*_thresholds[:2], NEVER)
+        _blocks += 1
     try:
         yield
     finally:
-        gc.unfreeze()
-
-
-def list_objects() -> list[object]:
-    """List all objects of the garbage collector, those that are spared too."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    objects = gc.get_objects()
-    if is_frozen:
-        gc.freeze()
-    return objects
+        with _lock:
+            _blocks -= 1
+            if not _blocks:
+                gc.set_threshold(*_thresholds)

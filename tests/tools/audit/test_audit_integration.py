@@ -11,8 +11,8 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-from audit.faults.index import FAULTS, FOLDER, Pair, PlantedFault
 
+from planted_faults import FAULTS, FOLDER, Pair, PlantedFault
 from processes import environment
 from sizes import thorough
 from unisono._src.tools.cli import main

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import keras
-
-from unisono._src.old_objects import list_objects
 
 TRANSFORMS = re.compile(
     r"\b(jvp|transpose|vmap|jit|checkpoint|rematted_computation|while|body|cond|branch_\d+_fun|closed_call)\b"
@@ -18,7 +17,7 @@ class LiveLayers:
     """The layers that live now, by their paths. A path goes from the model down, without the model's own name."""
 
     def __init__(self) -> None:
-        layers = [thing for thing in list_objects() if isinstance(thing, keras.layers.Layer)]
+        layers = [thing for thing in gc.get_objects() if isinstance(thing, keras.layers.Layer)]
         self._models = {get_path(layer) for layer in layers if isinstance(layer, keras.Model)}
         inner = {self._strip_model(get_path(layer)): layer for layer in layers if not isinstance(layer, keras.Model)}
         self._paths = set(inner)

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import pathlib
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parents[1] / "tools" / "audit" / "faults"
 FAULT, HERE, TWIN = "  # fault", "  # here", "# twin: "
 
 
