@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
     """Return what a public name stands for, imported at its first use, with versions of Keras and JAX for which it was written."""
     with _PUBLIC_CALL:
         if name not in __all__:
-            advice = importlib.import_module("unisono._src.keras.strategy.tf_distribute_names").INSTEAD.get(name)
+            advice = importlib.import_module("unisono._src.keras.strategy.extended").INSTEAD_OF_NAMES.get(name)
             raise AttributeError(f"module 'unisono' has no attribute {name!r}{f'. {advice}' if advice else ''}")
         _check_versions()
     if name == "callbacks":

@@ -22,7 +22,7 @@ from unisono._src.engine.packing import pack_tree
 from unisono._src.engine.phases import draws, run
 from unisono._src.engine.step import running_sums
 from unisono._src.keras.checkpoint.object_state import KerasState
-from unisono._src.keras.data import keras_adapter
+from unisono._src.keras.data import keras_source, source
 from unisono._src.keras.data import row_order as order_of_rows
 from unisono._src.keras.loop import gradients
 from unisono._src.keras.private import trainer_state
@@ -93,13 +93,13 @@ def statistics(patch: pytest.MonkeyPatch) -> None:
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     """Rows dealt out like cards, one after another."""
-    held = keras_adapter.wrap_arrays
+    held = keras_source.wrap_arrays
 
     def dealt(batch, *args, **options):
         like_cards = lambda rows: BatchArray(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
         return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_batch_array)
 
-    patch.setattr(keras_adapter, "wrap_arrays", dealt)
+    patch.setattr(keras_source, "wrap_arrays", dealt)
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -147,13 +147,13 @@ def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
 
 def position_after_resume(patch: pytest.MonkeyPatch) -> None:
     """A resume in the middle of a pass leaves one batch out."""
-    indexed = keras_adapter.resume_indexed
+    indexed = source.resume_indexed
 
     def late(place, begin, skip, size):
         batches = indexed(place, begin, skip, size)
         return itertools.islice(batches, 1, None) if place.position[1] > 0 else batches
 
-    patch.setattr(keras_adapter, "resume_indexed", late)
+    patch.setattr(source, "resume_indexed", late)
 
 
 def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from small_training import REPLICAS, TRAININGS, WEIGHTS
-from unisono._src.engine.observers.lone_replicas import LoneReplicas
+from unisono._src.engine.observers.verified_steps import LoneReplicas
 
 spec = json.loads(sys.argv[1])
 strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices", 1), replicas=REPLICAS, verify=spec["verify"])

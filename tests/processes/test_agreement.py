@@ -13,7 +13,7 @@ import pytest
 
 import unisono as un
 from trainings import on
-from unisono._src.engine.observers.process_words import check_same_rows, check_same_start, digest_values
+from unisono._src.engine.observers.process_comparison import check_same_rows, check_same_start, digest_values
 from unisono._src.keras.checkpoint.files import DamagedError
 from unisono._src.keras.checkpoint.latest import load_chosen_by_first
 from unisono._src.keras.checkpoint.store import CheckpointStore

@@ -16,7 +16,7 @@ import pytest
 
 from processes import HERE, LAUNCH, environment
 from sizes import cases, thorough
-from unisono._src.tools.records.run_record import read_run_record
+from unisono._src.tools.records import read_run_record
 
 pytestmark = pytest.mark.processes
 STEPS, FOUND = cases(5, 260), cases(2, 100)

@@ -19,8 +19,8 @@ from sizes import cases, mostly_slow, slow
 from small_training import REPLICAS, WEIGHTS, Training
 from unisono._src.engine.exchange import LeadExchange
 from unisono._src.engine.observers.device_verification import DeviceVerification
-from unisono._src.engine.observers.lone_replicas import LoneReplicas
-from unisono._src.engine.step_count import get_step_count
+from unisono._src.engine.observers.verified_steps import LoneReplicas
+from unisono._src.engine.state import get_step_count
 from unisono._src.placement import Placement
 
 

@@ -13,7 +13,7 @@ import unisono as un
 from unisono._src.engine.xla import device_kind
 from unisono._src.keras.checkpoint import run_description
 from unisono._src.keras.strategy.multi_worker import warn_of_device_kinds
-from unisono._src.kernels.native import processor
+from unisono._src.kernels.native import library
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -45,7 +45,7 @@ def machine(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 for name, value in (("level", level), ("type", kind), ("size", size)):
                     (folder / name).write_text(f"{value}\n")
-        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(library, "CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(device_kind, "CORES", tmp_path / "cpu")
         device_kind.describe_processor.cache_clear()
         return device_kind.describe_processor()
@@ -73,11 +73,11 @@ def test_cores_that_are_not_alike_are_told(machine):
 def test_what_is_told_of_the_board_is_no_core(machine):
     """Else there would be no instructions that all cores have."""
     assert machine([ARM, ARM, BOARD])["instructions"] == "asimd bf16 fp"
-    assert processor.list_common_instructions() == {"fp", "asimd", "bf16"}
+    assert library.list_common_instructions() == {"fp", "asimd", "bf16"}
 
 
 def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(library, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(device_kind, "CORES", tmp_path / "none")
     device_kind.describe_processor.cache_clear()
     assert device_kind.describe_processor()["instructions"]

@@ -12,7 +12,7 @@ from sizes import cases, mostly_slow, slow
 from trainings import assert_equals_keras, fitting, net, on, rows, run, tanh
 from unisono._src.engine.step.step import Step
 from unisono._src.keras.fit import steps_per_call
-from unisono._src.keras.fit.callback_protocol import FitCallback
+from unisono._src.keras.fit.call_arguments import FitCallback
 
 X, Y = rows(96, 5), rows(96, 3)
 

@@ -10,8 +10,8 @@ from keras import callbacks
 import unisono as un
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, net, on, rows, run, tanh
-from unisono._src.engine.step_count import get_step_count
-from unisono._src.keras.fit import loss_watch, steps_per_call
+from unisono._src.engine.state import get_step_count
+from unisono._src.keras.fit import steps_per_call, watches
 
 X, Y = rows(43, 5), rows(43, 2, seed=1)
 
@@ -158,7 +158,7 @@ def test_terminate_on_nan():
 @pytest.mark.parametrize("seconds", [0, 1e6])
 def test_a_loss_that_is_not_finite_is_said_once(seconds, monkeypatch):
     """While the training goes on, or at its end; without a callback, and with the steps of the call that it came from."""
-    monkeypatch.setattr(loss_watch, "SECONDS_BETWEEN_LOOKS", seconds)
+    monkeypatch.setattr(watches, "SECONDS_BETWEEN_LOOKS", seconds)
     monkeypatch.setattr(steps_per_call.StepsPerCall, "steps", lambda self: 2)
     x = X.copy()
     x[21, 0] = np.nan

@@ -12,7 +12,7 @@ import unisono as un
 from graph_net import GraphNet, draw_graphs
 from sizes import cases, slow
 from trainings import assert_close_logs, on, run
-from unisono._src.tools.records.run_record import read_run_record
+from unisono._src.tools.records import read_run_record
 
 SHAPES = cases(((8, 3), (5, 2)), ((8, 3), (11, 3), (5, 2)))
 """Nodes and graphs of each batch of a pass: each is a program."""

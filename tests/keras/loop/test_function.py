@@ -12,7 +12,7 @@ from loops import CLASSES, Loop, crossentropy, data
 from sizes import slow
 from trainings import on
 from unisono._src.keras.loop import function
-from unisono._src.keras.loop.recent_items import RecentItems, count_event
+from unisono._src.keras.loop.runs import RecentItems, count_event
 
 X, Y = data("dense", 43)
 

@@ -11,9 +11,9 @@ import unisono as un
 from graph_net import GraphNet, draw_graphs
 from sizes import slow
 from trainings import on
-from unisono._src.engine.step_count import get_step_count
+from unisono._src.engine.state import get_step_count
 from unisono._src.keras.record.run_recorder import get_recorder
-from unisono._src.tools.records.run_record import read_run_record
+from unisono._src.tools.records import read_run_record
 
 
 def graphs(passes=1):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from unisono._src.keras.private.live_layers import LiveLayers
+from unisono._src.keras.private.variable_paths import LiveLayers
 
 
 class Block(layers.Layer):

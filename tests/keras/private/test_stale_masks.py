@@ -13,7 +13,7 @@ from keras.src.backend.common import global_state
 
 import unisono as un
 from sizes import slow
-from unisono._src.keras.private.masks import MASKS, hide_masks, set_keras_mask
+from unisono._src.keras.private.compiled_losses import MASKS, hide_masks, set_keras_mask
 
 pytestmark = pytest.mark.compat
 

@@ -18,12 +18,11 @@ import families
 import unisono as un
 from sizes import BATCH, cases, mostly_slow, slow
 from trainings import on
-from unisono._src.engine.digest import digest_on_host
-from unisono._src.engine.row_digests import choose_cover
-from unisono._src.engine.step_count import get_step_count
+from unisono._src.engine.digest import choose_cover, digest_on_host
+from unisono._src.engine.state import get_step_count
 from unisono._src.keras.record import record_file
 from unisono._src.keras.record.run_recorder import get_recorder
-from unisono._src.tools.records.run_record import read_run_record
+from unisono._src.tools.records import read_run_record
 
 REPLICAS = 4
 PLACEMENTS = cases((1, 3), (1, 3, 4))

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from unisono._src.tools.records.record_comparison import find_difference, list_fact_differences
-from unisono._src.tools.records.run_record import Program, RecordedStep, RunRecord, Start, Variable
+from unisono._src.tools.records import (
+    Program,
+    RecordedStep,
+    RunRecord,
+    Start,
+    Variable,
+    find_difference,
+    list_fact_differences,
+)
 
 VARIABLES = [
     Variable("gradient", "net/wide/kernel", (3,)),

@@ -12,7 +12,7 @@ import pytest
 from processes import HERE, LAUNCH, environment, kept_in, python
 from sizes import thorough
 from unisono._src.keras.record import record_file
-from unisono._src.tools.records.run_record import RunRecord, read_run_record
+from unisono._src.tools.records import RunRecord, read_run_record
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from unisono._src.keras.private.live_layers import LiveLayers
+from unisono._src.keras.private.variable_paths import LiveLayers
 from unisono._src.keras.record.traced_program import describe_program, is_of_user
 
 

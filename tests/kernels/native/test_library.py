@@ -13,7 +13,7 @@ import pytest
 import unisono as un
 from processes import HERE, python
 from unisono._src.engine.xla import device_kind
-from unisono._src.kernels.native import library, processor
+from unisono._src.kernels.native import library
 from unisono._src.kernels.native.library import Kernels, KernelsUnavailableError, choose_level, load_kernels
 
 NATIVE = Kernels("avx2", "0123456789ab")
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "REASON", tmp_path / "reason.txt")
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags\t\t: fpu avx2 fma f16c bmi1 bmi2 movbe\n\nflags\t\t: fpu avx2 fma f16c bmi1 bmi2 movbe avx512f\n")
-    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(library, "CPUINFO", cpuinfo)
     return tmp_path
 
 
@@ -41,7 +41,7 @@ def compiled(folder: pathlib.Path, *levels: str) -> None:
 def test_the_best_level_of_all_cores_is_chosen(folder, monkeypatch):
     compiled(folder, "avx2", "avx512")
     assert choose_level() == "avx2"
-    processor.CPUINFO.write_text(f"flags : {' '.join(library.NEEDED['avx512'] + library.NEEDED['avx2'])}\n")
+    library.CPUINFO.write_text(f"flags : {' '.join(library.NEEDED['avx512'] + library.NEEDED['avx2'])}\n")
     assert choose_level() == "avx512"
     monkeypatch.setenv("UNISONO_NATIVE", "avx2")
     assert choose_level() == "avx2"

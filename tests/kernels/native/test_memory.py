@@ -19,7 +19,7 @@ CODE = """
 import resource, sys
 import unisono, jax, numpy as np
 import jax.numpy as jnp
-from unisono._src.kernels.native.convolutions import call_convolution
+from unisono._src.kernels.native.products import call_convolution
 from unisono._src.kernels.native.library import load_kernels
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.rules import rewrite_function

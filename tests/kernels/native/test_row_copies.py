@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.native.row_copies import copy_rows
+from unisono._src.kernels.native.step_calls import copy_rows
 
 UNTOUCHED = 171
 

@@ -16,8 +16,7 @@ import pytest
 
 from processes import HERE, python
 from sizes import thorough
-from unisono._src.kernels.native.library import NEEDED, TARGETS
-from unisono._src.kernels.native.processor import list_common_instructions
+from unisono._src.kernels.native.library import NEEDED, TARGETS, list_common_instructions
 
 SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 LEVELS = [level for level, needed in NEEDED.items() if list_common_instructions().issuperset(needed)]

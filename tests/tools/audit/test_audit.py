@@ -9,11 +9,10 @@ import pytest
 
 from unisono._src.tools.audit import audit
 from unisono._src.tools.audit.audit_report import Cause, Place
-from unisono._src.tools.audit.divergence import measure_divergence
+from unisono._src.tools.audit.difference_place import measure_divergence
 from unisono._src.tools.audit.explanation import choose_words
 from unisono._src.tools.audit.script_run import FinishedRun, RunPlan, ScriptRunner
-from unisono._src.tools.records.record_comparison import RecordDifference
-from unisono._src.tools.records.run_record import Program, RecordedStep, RunRecord, Start, Variable
+from unisono._src.tools.records import Program, RecordDifference, RecordedStep, RunRecord, Start, Variable
 
 VARIABLES = [Variable("gradient", "net/wide/kernel", (3,)), Variable("optimizer", "sgd/learning_rate", ())]
 

@@ -16,7 +16,7 @@ from planted_faults import FAULTS, FOLDER, Pair, PlantedFault
 from processes import environment
 from sizes import thorough
 from unisono._src.tools.cli import main
-from unisono._src.tools.records.run_record import read_run_record
+from unisono._src.tools.records import read_run_record
 
 LIMIT = 900.0
 ROOT = pathlib.Path(__file__).parents[3]

@@ -13,13 +13,12 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono._src.engine.step_count import get_step_count
+from unisono._src.engine.state import get_step_count
 from unisono._src.keras.record import run_details
 from unisono._src.kernels import rules
 from unisono._src.tools.audit.audit_report import Place
 from unisono._src.tools.audit.difference_place import find_place
-from unisono._src.tools.records.record_comparison import find_difference
-from unisono._src.tools.records.run_record import RunRecord, read_run_record
+from unisono._src.tools.records import RunRecord, find_difference, read_run_record
 
 ROWS = np.arange(24, dtype="float32").reshape(8, 3) / 24
 

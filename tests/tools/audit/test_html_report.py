@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from audit_samples import LAYERS, equal_report, parted_report, replace_texts, sample_run
 from unisono._src.tools.audit.audit_report import AuditReport, Divergence
-from unisono._src.tools.audit.html_report import POLICY, render_report, show_unseen
-from unisono._src.tools.audit.svg import draw_strip, label_steps, make_axis
+from unisono._src.tools.audit.html_report import POLICY, draw_strip, label_steps, make_axis, render_report, show_unseen
 
 HOSTILE = [
     "<script>ran = 1</script>",

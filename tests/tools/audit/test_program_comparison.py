@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from unisono._src.tools.audit.program_comparison import find_equation
-from unisono._src.tools.records.run_record import RunRecord
+from unisono._src.tools.audit.difference_place import find_equation
+from unisono._src.tools.records import RunRecord
 
 
 def make_equation(rows: int, constant: str, **changes: Any) -> dict[str, Any]:

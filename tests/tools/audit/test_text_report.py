@@ -9,9 +9,8 @@ import math
 import pytest
 
 from audit_samples import equal_report, parted_report, sample_run
-from unisono._src.tools.audit.audit_report import WORDS_OF_KINDS
+from unisono._src.tools.audit.audit_report import WORDS_OF_KINDS, format_report
 from unisono._src.tools.audit.html_report import render_report
-from unisono._src.tools.audit.text_report import format_report
 
 
 def test_equal_runs_are_said_to_be_equal():

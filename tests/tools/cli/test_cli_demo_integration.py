@@ -12,7 +12,7 @@ from processes import user_python as python
 from sizes import slow, thorough
 from unisono._src.tools import cli
 from unisono._src.tools.cli import datasets, demo
-from unisono._src.tools.cli.epoch_times import EpochTimes
+from unisono._src.tools.cli.demo import EpochTimes
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")

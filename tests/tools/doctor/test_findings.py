@@ -7,13 +7,21 @@ import json
 import pytest
 
 from unisono._src.engine.xla import determinism, device_kind, runtime
-from unisono._src.kernels.native import library, processor
+from unisono._src.kernels.native import library
 from unisono._src.kernels.native.library import Kernels
 from unisono._src.programs.private import backends
-from unisono._src.tools.doctor import cluster, cores, libraries, native_kernels, settings
-from unisono._src.tools.doctor.finding import Finding, PromiseVerdict, compute_exit_code, read_finding, run_check
+from unisono._src.tools.doctor import cluster, cores, installation, settings
+from unisono._src.tools.doctor.finding import (
+    Finding,
+    PromiseVerdict,
+    compute_exit_code,
+    format_findings,
+    format_verdict,
+    make_json_record,
+    read_finding,
+    run_check,
+)
 from unisono._src.tools.doctor.placements import compare_placements, make_environment
-from unisono._src.tools.doctor.printout import format_findings, format_verdict, make_json_record
 
 OK = PromiseVerdict.OK
 NOTE = PromiseVerdict.NOTE
@@ -36,14 +44,14 @@ def only(findings):
     ],
 )
 def test_versions_are_judged_by_the_window(version, verdict, advice, monkeypatch):
-    monkeypatch.setattr(libraries, "find_version", lambda package: version)
-    finding = libraries.examine_release(next(window for window in libraries.WINDOWS if window.package == "keras"))
+    monkeypatch.setattr(installation, "find_version", lambda package: version)
+    finding = installation.examine_release(next(window for window in installation.WINDOWS if window.package == "keras"))
     assert (finding.verdict, finding.advice) == (verdict, advice)
 
 
 def test_a_package_that_is_not_installed_is_found():
-    assert libraries.find_version("no-such-package-of-ours") is None
-    assert {finding.subject for finding in libraries.examine_libraries()} == {"unisono", "keras", "jax", "jaxlib", "numpy"}
+    assert installation.find_version("no-such-package-of-ours") is None
+    assert {finding.subject for finding in installation.examine_libraries()} == {"unisono", "keras", "jax", "jaxlib", "numpy"}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,7 @@ def machine(tmp_path, monkeypatch):
                 path = tmp_path / "cpu" / f"cpu{number}" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(f"{value}\n")
-        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(library, "CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(device_kind, "CORES", tmp_path / "cpu")
         monkeypatch.setattr(cores, "list_allowed_cores", lambda: list(range(len(described)) if allowed is None else allowed))
         return list(cores.examine_cores())
@@ -160,21 +168,21 @@ def test_what_the_advice_says_mends_it(machine):
 
 
 def test_a_system_that_tells_nothing_of_its_cores_is_noted(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(library, "CPUINFO", tmp_path / "none")
     assert only(cores.examine_cores()).verdict == NOTE
 
 
 def test_kernels_are_told(monkeypatch):
-    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels("avx2", "0123"))
-    assert only(native_kernels.examine_kernels()).fact == "level avx2, build 0123"
-    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels(None, None, "no C++ compiler was found"))
-    finding = only(native_kernels.examine_kernels())
+    monkeypatch.setattr(installation, "load_kernels", lambda: Kernels("avx2", "0123"))
+    assert only(installation.examine_kernels()).fact == "level avx2, build 0123"
+    monkeypatch.setattr(installation, "load_kernels", lambda: Kernels(None, None, "no C++ compiler was found"))
+    finding = only(installation.examine_kernels())
     assert (finding.verdict, finding.advice) == (NOTE, "install a C++ compiler (g++), and Unisono again")
-    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels(None, None, "UNISONO_NATIVE=0"))
-    assert only(native_kernels.examine_kernels()).advice == "leave UNISONO_NATIVE out"
-    monkeypatch.setattr(native_kernels, "load_kernels", library.choose_level)
+    monkeypatch.setattr(installation, "load_kernels", lambda: Kernels(None, None, "UNISONO_NATIVE=0"))
+    assert only(installation.examine_kernels()).advice == "leave UNISONO_NATIVE out"
+    monkeypatch.setattr(installation, "load_kernels", library.choose_level)
     monkeypatch.setenv("UNISONO_NATIVE", "yes")
-    finding = only(native_kernels.examine_kernels())
+    finding = only(installation.examine_kernels())
     assert (finding.verdict, finding.fact) == (BREAKS, "UNISONO_NATIVE=yes is none of 0, 1, avx512, avx2, neon.")
 
 

@@ -16,8 +16,7 @@ from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.keras.record.run_recorder import RunRecorder
 from unisono._src.processes import names
 from unisono._src.tools.cli.replay_command import move_script_last
-from unisono._src.tools.records.record_comparison import RecordDifference
-from unisono._src.tools.records.run_record import Program, RecordedStep, RunRecord, Start, read_run_record
+from unisono._src.tools.records import Program, RecordDifference, RecordedStep, RunRecord, Start, read_run_record
 from unisono._src.tools.replay.replay import (
     ReplayError,
     ReplaySettings,

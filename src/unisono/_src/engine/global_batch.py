@@ -14,10 +14,9 @@ import numpy as np
 from jax.experimental import sparse
 
 from unisono._src.engine.device_mesh import DeviceMesh
-from unisono._src.engine.row_counts import are_uneven, check_row_counts
-from unisono._src.engine.row_digests import RowDigests
-from unisono._src.engine.whole_batch import WholeBatch, unwrap_batch
-from unisono._src.kernels.native.row_copies import copy_rows
+from unisono._src.engine.digest import RowDigests
+from unisono._src.engine.row_counts import WholeBatch, are_uneven, check_row_counts, unwrap_batch
+from unisono._src.kernels.native.step_calls import copy_rows
 from unisono._src.placement import split_evenly
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -57,3 +58,16 @@ def advise_same_rows(least: int, most: int) -> str:
     if most % least:
         return f"{UNBATCHED} If several rows of one array belong to a row of another, as nodes to a graph, pad them: one row for each graph."
     return f"If {most // least} rows of one array belong to each row of another, make one row of them: reshape(({least}, {most // least}, ...))."
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WholeBatch:
+    """A batch as one row. Each of its arrays has an axis of length 1 in front."""
+
+    batch: PyTree
+
+
+def unwrap_batch(batch: PyTree) -> PyTree:
+    """Take the axis of one row off a whole batch. Any other batch stays as it is."""
+    return jax.tree.map(lambda array: array[0], batch.batch) if isinstance(batch, WholeBatch) else batch

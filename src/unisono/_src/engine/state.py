@@ -1,4 +1,4 @@
-"""The state of a step, and what is recorded of it."""
+"""The state of a step, what is recorded of it, and the number of steps that this run has begun."""
 
 from __future__ import annotations
 
@@ -35,3 +35,24 @@ def list_told(losses: np.ndarray) -> list[float | None]:
     losses = np.ascontiguousarray(losses, np.float32)
     is_untold = losses.view(np.uint32) == UNTOLD_LOSS.view(np.uint32)
     return [None if untold else loss for loss, untold in zip(losses.tolist(), is_untold.tolist(), strict=True)]
+
+
+class StepCount:
+    """A count of steps, which checkpoints keep. A step has one number so, in a run that is interrupted and resumed."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def add(self, steps: int) -> int:
+        """Count steps. The result is the number of the first of them."""
+        first = self.steps
+        self.steps += steps
+        return first
+
+
+_count = StepCount()
+
+
+def get_step_count() -> StepCount:
+    """Get the count of this process."""
+    return _count

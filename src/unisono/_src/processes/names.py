@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 COORDINATOR = "UNISONO_COORDINATOR"
 """host:port at which process 0 listens."""
 
@@ -51,3 +53,9 @@ LOST = 76
 
 STUCK = 70
 """The exit code of a process that was stuck or stopped. It learns that the others have given it up."""
+
+
+def get_replayed_step() -> int | None:
+    """Read the replayed step, counted from 0. None if this process replays none."""
+    text = os.environ.get(REPLAY_STEP, "")
+    return int(text) if text else None

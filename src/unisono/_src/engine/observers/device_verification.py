@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono._src.engine.observers.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
+from unisono._src.engine.observers.process_comparison import NO_ATTEMPT, AttemptDigest, AttemptWords
 from unisono._src.engine.observers.verification import (
     FINISHED,
     UNFINISHED,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono._src.engine.observers.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
+from unisono._src.engine.observers.process_comparison import NO_ATTEMPT, AttemptDigest, AttemptWords
 from unisono._src.engine.observers.verification import (
     FINISHED,
     UNFINISHED,

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 
-from unisono._src.engine.observers.process_words import AttemptWords
+from unisono._src.engine.observers.process_comparison import AttemptWords
 from unisono._src.engine.packing import PackedTree
 from unisono._src.engine.step.plan import BatchPlan, ReplicaRun
 from unisono._src.placement import Placement

@@ -14,9 +14,8 @@ from jax.extend import core
 from unisono._src.engine.phases.deferral import defer_merges
 from unisono._src.engine.phases.draws import can_draw, is_random
 from unisono._src.engine.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
-from unisono._src.engine.phases.planned import Planned
 from unisono._src.engine.phases.rules.loops import apply_rule
-from unisono._src.engine.phases.twins import Equation, Twins, has_same_literals
+from unisono._src.engine.phases.twins import Equation, Planned, Twins, has_same_literals
 from unisono._src.programs.marks import OUTPUT, REPLICA, SUM, is_in_layer, is_in_replica, is_marked, sees_batch
 from unisono._src.programs.operands import Atom, get_dtype, get_shape, list_variables
 

@@ -14,8 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.engine.phases.kinds import Kind, Local, Merge
-from unisono._src.engine.phases.planned import Planned
-from unisono._src.engine.phases.twins import Equation, Twins
+from unisono._src.engine.phases.twins import Equation, Planned, Twins
 from unisono._src.programs.operands import get_dtype, get_shape, list_variables
 
 MOVES = frozenset(["copy", "expand_dims", "name", "neg", "reshape", "squeeze", "transpose"])

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.extend import core
 
-from unisono._src.engine.phases.combine import combine
-from unisono._src.engine.phases.kinds import Everywhere
+from unisono._src.engine.phases.kinds import Everywhere, combine
 from unisono._src.engine.phases.rules.loops import JOINS, MOVES, PRODUCTS
 from unisono._src.engine.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.programs.operands import Atom

@@ -1,15 +1,20 @@
-"""Kinds of values in a step.
-
-A value is the same everywhere, or has a part for each row, or is a replica's own.
-"""
+"""Kinds of values, and how the parts of shards are combined, in the order of the tree."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from unisono._src.typing import Shape
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+
+from unisono._src.engine.reduction_tree import sum_tree
+from unisono._src.typed_jax import wrap_key_data
+from unisono._src.typing import Array, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +95,96 @@ def list_growing_axes(whole: Shape, shard: Shape) -> list[int]:
     if len(whole) != len(shard):
         return list(range(max(len(whole), len(shard))))
     return [axis for axis, (of_whole, of_shard) in enumerate(zip(whole, shard, strict=True)) if of_whole != of_shard]
+
+
+Combine: TypeAlias = Callable[[Array, Array], Array]
+
+OPERATIONS: dict[str, Combine] = {
+    "sum": jnp.add,
+    "product": jnp.multiply,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+}
+
+
+def make_identity(operation: str, like: Array) -> Array:
+    """Build the operation's identity element, in the shape of an array."""
+    if operation in ("sum", "or", "xor"):
+        return jnp.zeros_like(like)
+    if operation == "product":
+        return jnp.ones_like(like)
+    if jnp.issubdtype(like.dtype, jnp.floating):
+        return jnp.full_like(like, np.inf if operation == "min" else -np.inf)
+    if jnp.issubdtype(like.dtype, jnp.bool_):
+        return jnp.full_like(like, operation in ("min", "and"))
+    info = jnp.iinfo(like.dtype)
+    return jnp.full_like(like, -1 if operation == "and" else info.max if operation == "min" else info.min)
+
+
+def combine(operation: str, parts: Sequence[Array]) -> Array:
+    """Combine the parts of all shards, in the order of the tree."""
+    total = sum_tree(range(len(parts)), lambda span: len(span) == 1, lambda span: parts[span.start], OPERATIONS[operation])
+    assert total is not None  # there is a part
+    return total
+
+
+def widen(part: Array) -> Array:
+    """Convert a part of a sum to the dtype of additions. Half precision becomes float32, booleans become int32."""
+    if jnp.issubdtype(part.dtype, jnp.floating) and part.dtype.itemsize < 4:
+        return part.astype(jnp.float32)
+    return part.astype(jnp.int32) if part.dtype == jnp.bool_ else part
+
+
+def to_words(part: Array) -> Array:
+    """Convert an array to unsigned integers with the same bits. Keys of random numbers get an axis of words."""
+    if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(part)
+    if part.dtype == jnp.bool_:
+        return part.astype(jnp.uint8)
+    if jnp.issubdtype(part.dtype, jnp.complexfloating):
+        return to_words(jnp.stack([part.real, part.imag], axis=-1))
+    return lax.bitcast_convert_type(part, f"uint{8 * part.dtype.itemsize}")
+
+
+def from_words(words: Array, like: ShapedArray) -> Array:
+    """Invert `to_words`. The array had the dtype of `like`."""
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return wrap_key_data(words, impl="threefry2x32")
+    if like.dtype == jnp.bool_:
+        return words.astype(jnp.bool_)
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        parts = lax.bitcast_convert_type(words, jnp.finfo(like.dtype).dtype)
+        return lax.complex(parts[..., 0], parts[..., 1])
+    return lax.bitcast_convert_type(words, like.dtype)
+
+
+def put_part(part: Array, layout: Layout, rows: int, start: Array) -> Array:
+    """Put a shard's part at its place among zeros for all rows."""
+    axis, shape = layout.axis, part.shape
+    blocks = part.reshape(*shape[:axis], layout.outer, shape[axis] // layout.per_row, layout.inner, *shape[axis + 1 :])
+    whole = jnp.zeros((*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :]), part.dtype)
+    placed = lax.dynamic_update_slice_in_dim(whole, blocks, start, axis + 1)
+    return placed.reshape(*shape[:axis], layout.per_row * rows, *shape[axis + 1 :])
+
+
+def take_part(array: Array, layout: Layout, rows: int, start: Array, size: int) -> Array:
+    """Slice a shard's part of an array that has all rows."""
+    axis, shape = layout.axis, array.shape
+    if layout.outer == 1:
+        return lax.dynamic_slice_in_dim(array, start * layout.inner, size * layout.inner, axis)
+    blocks = array.reshape(*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :])
+    return lax.dynamic_slice_in_dim(blocks, start, size, axis + 1).reshape(
+        *shape[:axis], layout.per_row * size, *shape[axis + 1 :]
+    )
+
+
+def join_parts(parts: Sequence[Array], layout: Layout) -> Array:
+    """Join the rows of all shards to one array."""
+    axis, shape = layout.axis, parts[0].shape
+    if layout.outer == 1:
+        return jnp.concatenate(parts, axis)
+    blocks = [part.reshape(*shape[:axis], layout.outer, part.shape[axis] // layout.outer, *shape[axis + 1 :]) for part in parts]
+    return jnp.concatenate(blocks, axis + 1).reshape(*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])

@@ -17,8 +17,12 @@ from jax import lax
 from jax.extend import core
 
 from unisono._src.engine.phases.analysis import Analysis
-from unisono._src.engine.phases.combine import (
+from unisono._src.engine.phases.draws import DRAWS
+from unisono._src.engine.phases.kinds import (
     OPERATIONS,
+    Everywhere,
+    Layout,
+    Rows,
     combine,
     from_words,
     join_parts,
@@ -28,13 +32,10 @@ from unisono._src.engine.phases.combine import (
     to_words,
     widen,
 )
-from unisono._src.engine.phases.draws import DRAWS
-from unisono._src.engine.phases.kinds import Everywhere, Layout, Rows
-from unisono._src.engine.phases.planned import Planned
 from unisono._src.engine.phases.rules import loops
 from unisono._src.engine.phases.schedule import Phase, Schedule
 from unisono._src.engine.phases.sizes import resize_twins
-from unisono._src.engine.phases.twins import Twins, check_sizes
+from unisono._src.engine.phases.twins import Planned, Twins, check_sizes
 from unisono._src.programs.marks import REPLICA, is_marked
 from unisono._src.programs.operands import Atom, get_dtype, get_shape, get_type, list_variables
 from unisono._src.programs.private.jaxprs import bind

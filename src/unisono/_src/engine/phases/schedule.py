@@ -14,7 +14,7 @@ from jax.extend import core
 
 from unisono._src.engine.phases.analysis import Analysis
 from unisono._src.engine.phases.kinds import Everywhere, Local, Merge, Rows
-from unisono._src.engine.phases.planned import Planned
+from unisono._src.engine.phases.twins import Planned
 from unisono._src.programs.operands import Atom, list_variables
 
 COMPARING = ("max", "min")

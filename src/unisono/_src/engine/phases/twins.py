@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from unisono._src.engine.phases.kinds import Layout, list_growing_axes
+from unisono._src.engine.phases.kinds import Layout, Merge, list_growing_axes
 from unisono._src.programs.inlining import inline_calls
 from unisono._src.programs.operands import Atom, get_shape
 from unisono._src.programs.private.jaxprs import list_user_lines
@@ -181,3 +182,20 @@ def check_sizes(twins: Twins, layouts: Mapping[core.Var, Layout]) -> None:
             raise ProgramsDifferError(
                 f"The program for {twins.shard_rows} rows has its rows on other axes than that for {twins.rows}."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """An equation and where it is computed."""
+
+    equation: Equation
+    in_shards: bool
+    """Whether each shard computes it, on its rows. Else it is computed once, as traced for the whole batch."""
+    layouts: Sequence[Layout | None] = ()
+    """Where the operands have rows, as shards read them."""
+    merges: Sequence[Merge | None] = ()
+    """How the shards' parts of each output become one value; None for what stays in the shards."""
+    inside: bool = False
+    """Whether it is in a layer whose values are a replica's own, and reads those of its own replica."""
+    counts_locally: bool = False
+    """Whether literals are those of the shard's own trace."""

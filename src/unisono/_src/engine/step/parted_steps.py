@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.exchange.protocol import Exchange, FinishedSums, SumDescription
 from unisono._src.engine.global_batch import GlobalBatch
-from unisono._src.engine.step.call_orders import END, NOTHING, CallOrders, Orders
+from unisono._src.engine.step.call_inputs import END, NOTHING, CallOrders, Orders
 from unisono._src.engine.step.device_state import DeviceState
 from unisono._src.engine.step.observer import LoneReplica, StepObserver, WatchedPhase, join_words
 from unisono._src.engine.step.plan import BatchPlan, Round

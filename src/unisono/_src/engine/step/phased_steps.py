@@ -20,9 +20,17 @@ from unisono._src.engine.phases.twins import ProgramsDifferError, Twins, leave_w
 from unisono._src.engine.row_counts import count_batch_rows
 from unisono._src.engine.state import State
 from unisono._src.engine.step.call_inputs import CallInputs
-from unisono._src.engine.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.engine.step.plan import BatchPlan
-from unisono._src.engine.step.traced_step import StepArguments, StepFunction, TracedStep
+from unisono._src.engine.step.traced_step import (
+    InspectedProgram,
+    Known,
+    Part,
+    ShardWork,
+    StepArguments,
+    StepEnd,
+    StepFunction,
+    TracedStep,
+)
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.placement import Placement
 from unisono._src.programs.operands import get_shape, get_type, list_variables

@@ -20,11 +20,11 @@ from unisono._src.engine.packing import unpack_tree
 from unisono._src.engine.phases.run import ShardPlace
 from unisono._src.engine.state import State
 from unisono._src.engine.step import running_sums
-from unisono._src.engine.step.call_orders import CallOrders, Whole
-from unisono._src.engine.step.cut_step import Known, ShardWork, StepEnd
+from unisono._src.engine.step.call_inputs import CallOrders, Whole
 from unisono._src.engine.step.phased_steps import PhasedCut, WholeStep
 from unisono._src.engine.step.run_outputs import ReplicaOutputs
 from unisono._src.engine.step.step_digests import DigestStage, StepDigests
+from unisono._src.engine.step.traced_step import Known, ShardWork, StepEnd
 from unisono._src.kernels.before_gradient import uses_kernels
 from unisono._src.kernels.native.step_calls import open_step_memory
 from unisono._src.typed_jax import eval_shape, fori_loop, map_tree, optimization_barrier, take_index, update_index

@@ -13,15 +13,14 @@ from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.engine.state import State
 from unisono._src.engine.step import running_sums
-from unisono._src.engine.step.call_inputs import CallInputs
-from unisono._src.engine.step.call_orders import NOTHING, Orders
+from unisono._src.engine.step.call_inputs import NOTHING, CallInputs, Orders
 from unisono._src.engine.step.device_state import BufferLayout, DeviceState
 from unisono._src.engine.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
 from unisono._src.engine.step.plan import BatchPlan, Round
 from unisono._src.engine.step.program import CallResult, StepBuffers, StepProgram, StepShapes
 from unisono._src.engine.xla import determinism
-from unisono._src.engine.xla.interrupts import Interrupts
 from unisono._src.engine.xla.programs import DeviceProgram
+from unisono._src.engine.xla.runtime import Interrupts
 from unisono._src.kernels.rules import rewrite_function, trace_as_rewritten
 from unisono._src.placement import Placement
 from unisono._src.programs.program_digest import digest_program

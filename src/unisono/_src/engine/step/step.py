@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.exchange.protocol import Exchange
 from unisono._src.engine.global_batch import GlobalBatch, want_row_digests
-from unisono._src.engine.state import State
-from unisono._src.engine.step.call_inputs import CallInputs
-from unisono._src.engine.step.call_orders import CallOrders
+from unisono._src.engine.state import State, get_step_count
+from unisono._src.engine.step.call_inputs import CallInputs, CallOrders
 from unisono._src.engine.step.device_state import DeviceState
-from unisono._src.engine.step.inspected_step import InspectedStep, inspect_step
-from unisono._src.engine.step.observer import StartState, StepObserver, WatchedStep
+from unisono._src.engine.step.observer import InspectedStep, StartState, StepObserver, WatchedStep, inspect_step
 from unisono._src.engine.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps
 from unisono._src.engine.step.phased_steps import PhasedSteps
 from unisono._src.engine.step.plan import BatchPlan, Round, plan_batch
@@ -25,7 +23,6 @@ from unisono._src.engine.step.program_calls import ProgramCalls
 from unisono._src.engine.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
 from unisono._src.engine.step.step_digests import digest_state
 from unisono._src.engine.step.traced_step import StepFunction
-from unisono._src.engine.step_count import get_step_count
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.kernels.rules import rewrite_function
 from unisono._src.placement import Placement

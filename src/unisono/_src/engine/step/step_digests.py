@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from unisono._src.engine.digest import LANES, digest_in_program
 from unisono._src.engine.state import UNTOLD_LOSS, State
 from unisono._src.engine.step import step_digests
-from unisono._src.engine.step.cut_step import StepEnd
+from unisono._src.engine.step.traced_step import StepEnd
 from unisono._src.kernels.before_gradient import uses_kernels
 from unisono._src.kernels.native.step_calls import call_digest
 from unisono._src.typed_jax import fori_loop, update_index

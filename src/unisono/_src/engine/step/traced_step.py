@@ -1,11 +1,11 @@
-"""A step as JAX traces it. It has the program for a number of rows, with marked values."""
+"""A step as JAX traces it, and the values between the step program and a step in shards."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,64 @@ from jax.extend import core
 
 from unisono._src.engine.phases.twins import ProgramsDifferError
 from unisono._src.engine.state import UNTOLD_LOSS, RecordedVariables, State
-from unisono._src.engine.step.cut_step import StepEnd
 from unisono._src.engine.xla import determinism
 from unisono._src.kernels.layers.batch_normalization import replace_for_shards
 from unisono._src.kernels.rules import trace_as_rewritten
 from unisono._src.programs.inlining import inline_calls
 from unisono._src.programs.marks import GRADIENT, LAYER_SCOPE, LOSS, OUTPUT, find_marked
 from unisono._src.typing import Array, Logs, PyTree
+
+Sums: TypeAlias = list[list[Array]]
+"""For each phase what all shards have added up."""
+
+
+class ShardWork(NamedTuple):
+    """The results of one shard in one phase."""
+
+    added: list[Array]
+    """Added up over all shards."""
+    outputs: list[Array]
+    """Left on the shard's device."""
+    kept: list[Array]
+    """Read by the same shard in a later phase."""
+
+
+class StepEnd(NamedTuple):
+    """The results of a step."""
+
+    state: State
+    logs: Logs
+    gradients: list[Array]
+    """The gradients as the optimizer takes them. A step that does not report them has none."""
+    loss: Array
+    """`UNTOLD_LOSS` if the step does not report it."""
+
+
+class Known(NamedTuple):
+    """The values that are the same for all shards."""
+
+    state: State
+    """The state before the step."""
+    totals: Sums
+    """The totals of the phases so far."""
+    made: list[list[Array]]
+    """What was computed before each phase."""
+    constants: Sequence[Array]
+    """Arrays that are the same for every replica and step."""
+
+
+class InspectedProgram(NamedTuple):
+    """A program that computes the step, with its arguments. The state and the batch come first."""
+
+    function: Callable[..., PyTree]
+    args: tuple[PyTree, ...]
+    batch: PyTree
+    rows: range
+    """The rows of the global batch that the batch has."""
+
+
+Part: TypeAlias = tuple[list[Array | None], Array | None]
+"""A replica's parts of the gradients, and of the loss; None for what is no sum of parts."""
 
 
 class StepFunction(Protocol):

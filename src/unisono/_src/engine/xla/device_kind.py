@@ -15,8 +15,7 @@ from collections.abc import Mapping
 
 import jax
 
-from unisono._src.kernels.native.library import NATIVE, load_kernels
-from unisono._src.kernels.native.processor import get_instructions, read_cores
+from unisono._src.kernels.native.library import NATIVE, get_instructions, load_kernels, read_cores
 
 DeviceKind = Mapping[str, str]
 

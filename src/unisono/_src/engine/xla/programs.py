@@ -28,7 +28,7 @@ from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.engine.xla import determinism, disk_cache
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.processes.activity import get_activity
-from unisono._src.programs.private import tracing
+from unisono._src.programs.private import jaxprs
 from unisono._src.programs.private.machine_code import load_on_devices
 from unisono._src.typed_jax import settings
 from unisono._src.typing import AnyArray, Arguments, PyTree
@@ -73,7 +73,7 @@ class DeviceProgram:
 
     def __call__(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> PyTree:
         # Where the user has disabled it, functions of the user's run uncompiled, and our programs stay compiled.
-        with jax.disable_jit(False) if tracing.is_jit_disabled() else contextlib.nullcontext():
+        with jax.disable_jit(False) if jaxprs.is_jit_disabled() else contextlib.nullcontext():
             return self.find_or_load(place, key, *args)(*args)
 
     def find_or_load(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> jax.stages.Compiled:

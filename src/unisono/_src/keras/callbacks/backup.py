@@ -19,7 +19,7 @@ from unisono._src.keras.checkpoint.files import LoadedCheckpoint
 from unisono._src.keras.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.keras.checkpoint.store import CheckpointStore, Keep
 from unisono._src.keras.fit.bond import get_bond
-from unisono._src.keras.fit.callback_protocol import FitCallback
+from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.fit.data_position import DataPosition
 from unisono._src.keras.private.callbacks import set_first_epoch
 from unisono._src.near_names import says_near_names

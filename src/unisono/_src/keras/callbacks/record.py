@@ -7,7 +7,7 @@ import os
 import sys
 
 from unisono._src.hidden_frames import PUBLIC_CALL
-from unisono._src.keras.fit.callback_protocol import FitCallback
+from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.record.run_recorder import get_recorder
 
 

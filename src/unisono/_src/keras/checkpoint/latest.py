@@ -21,7 +21,7 @@ from unisono._src.keras.checkpoint.background import wait_for_writers
 from unisono._src.keras.checkpoint.files import DamagedError, LoadedCheckpoint, load_checkpoint
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
-from unisono._src.processes.replayed_step import get_replayed_step
+from unisono._src.processes.names import get_replayed_step
 
 T = TypeVar("T")
 

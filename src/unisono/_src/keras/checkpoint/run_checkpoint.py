@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.engine.step_count import get_step_count
+from unisono._src.engine.state import get_step_count
 from unisono._src.keras.checkpoint import run_description
 from unisono._src.keras.checkpoint.encoding import decode_state, encode_state
 from unisono._src.keras.checkpoint.files import LoadedCheckpoint, Record

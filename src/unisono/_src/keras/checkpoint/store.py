@@ -18,7 +18,7 @@ from unisono._src.keras.checkpoint.files import DamagedError, LoadedCheckpoint, 
 from unisono._src.keras.checkpoint.latest import find_checkpoints, load_chosen_by_first, read_newest
 from unisono._src.keras.checkpoint.storage import FullDiskError
 from unisono._src.processes.agreement import get_agreement
-from unisono._src.processes.replayed_step import get_replayed_step
+from unisono._src.processes.names import get_replayed_step
 from unisono._src.typing import Json, Logs
 
 

@@ -9,7 +9,7 @@ import importlib.util
 
 import keras
 
-from unisono._src.keras.checks.optimizer_attributes import check_optimizer_attributes
+from unisono._src.keras.checks.jax_errors import check_optimizer_attributes
 from unisono._src.keras.ownership import OwningStrategy, find_strategy
 from unisono._src.keras.private.callbacks import list_callbacks
 from unisono._src.keras.private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset

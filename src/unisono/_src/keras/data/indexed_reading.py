@@ -1,20 +1,18 @@
-"""Reading a source. A source with an index is read in an order that we decide, a stream in its own order."""
+"""Reading one of Keras' adapters. One with an index is read in an order that we decide, a stream in its own order."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import keras
 import numpy as np
 
 from unisono._src.engine.global_batch import select_rows
-from unisono._src.keras.data.resume_point import Size
 from unisono._src.keras.data.row_order import RowOrder
 from unisono._src.keras.private.data_adapters import (
     ArrayDataAdapter,
     DataAdapter,
-    GeneratorDataAdapter,
     PyDatasetAdapter,
     get_array_order,
     is_map_dataset,
@@ -31,8 +29,6 @@ def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterab
         return read_arrays(source, order, start)
     if isinstance(source, PyDatasetAdapter):
         return read_dataset(source, order, start)
-    if start and isinstance(source, IndexedAdapter):
-        return source.batches_from(start)
     if start and is_map_dataset(source):
         return iterate_map_batches(source, start)
     return source.get_jax_iterator()
@@ -40,30 +36,7 @@ def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterab
 
 def has_index(source: DataAdapter) -> bool:
     """Whether a later batch can be read without the earlier ones."""
-    known = isinstance(source, ArrayDataAdapter | PyDatasetAdapter) or is_map_dataset(source)
-    return source.has_index if isinstance(source, IndexedAdapter) else known
-
-
-def is_stream(source: DataAdapter) -> bool:
-    """Whether a batch that was read and not trained on is lost."""
-    return isinstance(source, GeneratorDataAdapter) or (isinstance(source, IndexedAdapter) and source.is_stream)
-
-
-def read_size(source: DataAdapter) -> Size:
-    """Count the batches and rows of a pass. A source may not know them."""
-    if isinstance(source, IndexedAdapter):
-        return source.size()
-    if isinstance(source, PyDatasetAdapter) and changes_at_begin(source.py_dataset):
-        return {}
-    rows = get_array_order(source)[0] if isinstance(source, ArrayDataAdapter) else None
-    return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
-
-
-def has_state(source: DataAdapter) -> bool:
-    """Whether a pass may depend on earlier passes. The order that we decide does not count."""
-    if isinstance(source, IndexedAdapter):
-        return source.has_state
-    return changes_with_epochs(source) or not has_index(source)
+    return isinstance(source, ArrayDataAdapter | PyDatasetAdapter) or is_map_dataset(source)
 
 
 def changes_with_epochs(source: DataAdapter) -> bool:
@@ -80,45 +53,6 @@ def changes_with_epochs(source: DataAdapter) -> bool:
 def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
     """Whether a dataset may change when a pass begins. Its size may change too."""
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
-
-
-@runtime_checkable
-class IndexedAdapter(Protocol):
-    """An adapter that can begin with a later batch. It has an order of its own."""
-
-    order: RowOrder
-    seeds: list[int]
-    is_stream: bool
-
-    @property
-    def has_index(self) -> bool: ...
-
-    @property
-    def has_state(self) -> bool: ...
-
-    def warn_before_resumes(self) -> None: ...
-
-    def size(self) -> Size: ...
-
-    def batches_from(self, start: int) -> Iterator[UserBatch]: ...
-
-    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None: ...
-
-
-def skip_passes(source: DataAdapter, passes: range, left: Container[int] = (), begun: bool = False) -> None:
-    """Skip some passes of a source with an index.
-
-    A user's PyDataset may change at their ends. `left` are passes whose end a loop did not reach. `begun`: the source was told that the
-    first of the passes begins.
-    """
-    if isinstance(source, IndexedAdapter):
-        source.skip(passes, left, begun)
-        return
-    for pass_ in passes:
-        if not (begun and pass_ == passes.start):
-            find_hooks(source).on_epoch_begin()
-        if pass_ not in left:
-            find_hooks(source).on_epoch_end()
 
 
 def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:

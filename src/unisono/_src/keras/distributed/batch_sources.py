@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import abc
-import functools
 import itertools
-from collections.abc import Container, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 
 import jax
 import keras
 
-from unisono._src.engine.global_batch import is_batch_array, wrap_arrays
-from unisono._src.keras.data import indexed_reading
-from unisono._src.keras.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
-from unisono._src.keras.data.resume import NumberedBatch, resume_indexed, resume_stream
-from unisono._src.keras.data.resume_point import Digest, ResumePoint, Size
-from unisono._src.keras.data.row_order import RowOrder, draw_seed
-from unisono._src.keras.data.torch_loaders import warn_of_global_draws
+from unisono._src.engine.global_batch import wrap_arrays
+from unisono._src.keras.data.keras_source import KerasSource
+from unisono._src.keras.data.resume import NumberedBatch
+from unisono._src.keras.data.resume_point import Size
+from unisono._src.keras.data.row_order import RowOrder
+from unisono._src.keras.data.source import Source, read_one_ahead
 from unisono._src.keras.distributed.per_replica import is_replica_value
 from unisono._src.keras.private.data_adapters import (
     ArrayDataAdapter,
-    DataAdapter,
-    GeneratorDataAdapter,
     PyDatasetAdapter,
     is_pipeline,
     make_adapter,
@@ -30,123 +25,7 @@ from unisono._src.keras.replica.replicated import is_array
 from unisono._src.typing import UserBatch, UserObject
 
 
-class BatchSource(DataAdapter, abc.ABC):
-    """A source of global batches with their positions.
-
-    It is read one pass at a time. Keras' loops read it as one of their adapters.
-    """
-
-    order: RowOrder
-    is_stream: bool
-    """Whether a batch that was read and not trained on is lost."""
-    has_index: bool
-    """Whether a later batch can be read without the earlier ones."""
-    # No source knows what Keras asks for here. To pyright a property that is made by a call overrides none.
-    batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    @abc.abstractmethod
-    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        """Read the batches of one pass. `start` may be later than the first batch only for a source with an index."""
-
-    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
-        """Skip these passes of a source with an index.
-
-        `left` are passes whose end was not reached. `begun`: batches of the first one were read. By default nothing is done: a list does
-        not change between passes.
-        """
-
-    @property
-    def has_state(self) -> bool:
-        """Whether a pass may depend on earlier passes. The order that we decide does not count."""
-        return not self.has_index
-
-    def warn_before_resumes(self) -> None:
-        """Warn of a source that may give a resumed training other rows. Nothing is known of an iterable."""
-
-    def size(self) -> Size:
-        """Count the batches and rows of the current pass."""
-        return {} if self.num_batches is None else {"batches": self.num_batches}
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of the orders of rows."""
-        return [self.order.seed]
-
-    @seeds.setter
-    def seeds(self, seeds: list[int]) -> None:
-        (self.order.seed,) = seeds
-
-    def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Digest | None]:
-        """Resume a pass at a resume point.
-
-        The result has the batches from there on, and the digest of earlier batches, if they were read.
-        """
-
-        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
-            self.order.passes = pass_
-            return self.batches(start)
-
-        if self.has_index:
-            return resume_indexed(place, begin, self.skip, self.size), None
-        return resume_stream(place, begin, self.size)
-
-    def batches_from(self, start: int) -> Iterator[UserBatch]:
-        return (batch for _, _, batch in self.batches(start))
-
-    def get_jax_iterator(self) -> Iterator[UserBatch]:
-        return self.batches_from(0)
-
-    def get_numpy_iterator(self) -> Iterator[UserBatch]:
-        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
-
-
-class AdapterSource(BatchSource):
-    """A source that reads a Keras adapter."""
-
-    def __init__(self, adapter: DataAdapter, is_cut: bool, unwrap: bool = False) -> None:
-        """`is_cut`: several replicas share each batch. `unwrap`: the adapter wraps each batch in a tuple of one."""
-        self._adapter = adapter
-        self._is_cut = is_cut
-        self._unwrap = unwrap
-        self._watches_draws = False
-        self.is_stream = isinstance(adapter, GeneratorDataAdapter)
-        self.has_index = indexed_reading.has_index(adapter)
-
-    @functools.cached_property
-    def order(self) -> RowOrder:  # pyright: ignore[reportIncompatibleVariableOverride]  # it is not set
-        """The order of the rows. Its seed is drawn when it is first needed, as in fit."""
-        return RowOrder(draw_seed())
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._adapter.num_batches
-
-    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        pass_ = self.order.passes
-        adapter = GlobalBatchAdapter(self._adapter, self.order, self._is_cut)
-        adapter.watches_draws = self._watches_draws
-        adapter.on_epoch_begin()
-        for number, batch in enumerate(adapter.get_jax_iterator(start), start):
-            self.order.note_pass(pass_)
-            yield pass_, number, batch[0] if self._unwrap else batch
-        adapter.on_epoch_end()
-
-    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
-        indexed_reading.skip_passes(self._adapter, passes, left, begun)
-
-    @property
-    def has_state(self) -> bool:
-        return indexed_reading.has_state(self._adapter)
-
-    def warn_before_resumes(self) -> None:
-        self._watches_draws = True
-        warn_of_global_draws(self._adapter)
-
-    def size(self) -> Size:
-        return indexed_reading.read_size(self._adapter)
-
-
-class IterableSource(BatchSource):
+class IterableSource(Source):
     """A source that reads any iterable of global batches."""
 
     def __init__(self, batches: Iterable[UserBatch], is_cut: bool) -> None:
@@ -179,13 +58,13 @@ class IterableSource(BatchSource):
             yield pass_, number, batch
 
 
-class StreamForKeras(BatchSource):
+class StreamForKeras(Source):
     """A stream for one call of a Keras method.
 
     Keras may look at the first batch to build the model: this batch then comes again.
     """
 
-    def __init__(self, stream: BatchSource) -> None:
+    def __init__(self, stream: Source) -> None:
         self.order = stream.order
         self.is_stream = True
         self.has_index = False
@@ -230,7 +109,7 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> BatchSource:
+def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> Source:
     """Make the source of what `distribute_dataset` was given.
 
     Arguments that do not fit it are refused. `is_cut`: several replicas share each batch.
@@ -245,18 +124,18 @@ def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_c
                 f"another iterable."
             )
         arrays = ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle)
-        return AdapterSource(arrays, is_cut, unwrap=isinstance(dataset, tuple))
+        return KerasSource(arrays, is_cut, unwrap=isinstance(dataset, tuple))
     if batch_size is not None:
         raise ValueError(
             f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
             f"out, or give a tuple of arrays."
         )
     if isinstance(dataset, keras.utils.PyDataset):
-        return AdapterSource(PyDatasetAdapter(dataset, shuffle=shuffle), is_cut)
+        return KerasSource(PyDatasetAdapter(dataset, shuffle=shuffle), is_cut)
     if shuffle:
         raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
     if is_pipeline(dataset):
-        return AdapterSource(make_adapter(dataset, None, None), is_cut)
+        return KerasSource(make_adapter(dataset, None, None), is_cut)
     if not isinstance(dataset, Iterable):
         raise TypeError(
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "

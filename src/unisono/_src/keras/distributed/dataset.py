@@ -18,8 +18,9 @@ from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras import execution_mode
 from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.resume_point import ResumePoint, SourceProgress
-from unisono._src.keras.data.small_batches import SmallBatches
-from unisono._src.keras.distributed.batch_sources import BatchSource, refuse_distributed_batch
+from unisono._src.keras.data.source import Source
+from unisono._src.keras.data.source_warnings import SmallBatches
+from unisono._src.keras.distributed.batch_sources import refuse_distributed_batch
 from unisono._src.keras.distributed.per_replica import Shards
 from unisono._src.keras.replica.replicated import refuse_tensorflow_data
 from unisono._src.placement import Placement
@@ -35,7 +36,7 @@ class DistributedDataset:
     `len()` is the number of batches, if the source knows it.
     """
 
-    def __init__(self, source: BatchSource, placement: Placement) -> None:
+    def __init__(self, source: Source, placement: Placement) -> None:
         self.source = source
         self.placement = placement
         self._mesh = get_mesh(placement.devices)

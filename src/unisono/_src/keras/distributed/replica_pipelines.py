@@ -11,16 +11,17 @@ import numpy as np
 from unisono._src.engine.global_batch import BatchArray, Position, is_batch_array
 from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.row_order import RowOrder
-from unisono._src.keras.distributed.batch_sources import BatchSource, make_source
+from unisono._src.keras.data.source import Source
+from unisono._src.keras.distributed.batch_sources import make_source
 from unisono._src.keras.replica.refused_calls import has_different_rows
 from unisono._src.keras.replica.replicated import is_array
 from unisono._src.typing import UserBatch, UserObject
 
 
-class PipelineSource(BatchSource):
+class PipelineSource(Source):
     """Joins one batch of each replica's source to a global batch."""
 
-    def __init__(self, sources: list[BatchSource]) -> None:
+    def __init__(self, sources: list[Source]) -> None:
         self.order = RowOrder(0)
         self._sources = sources
         self.is_stream = any(source.is_stream for source in sources)

@@ -13,14 +13,14 @@ import keras
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.keras.data.row_order import RowOrder, draw_seed
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
-from unisono._src.keras.fit.callback_protocol import FitCallback
+from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.fit.data_position import DataPosition
-from unisono._src.keras.fit.loss_watch import LossWatch
+from unisono._src.keras.fit.watches import LossWatch
 from unisono._src.keras.ownership import ModelBond, find_bond, set_bond
 from unisono._src.keras.private.callbacks import forget_first_epoch
 from unisono._src.keras.private.epoch_steps import EpochSteps
 from unisono._src.keras.private.models import find_eager_option
-from unisono._src.programs.private import tracing
+from unisono._src.programs.private import jaxprs
 from unisono._src.typing import KerasObject, Logs
 
 
@@ -60,7 +60,7 @@ class Bond(ModelBond):
     @property
     def is_eager(self) -> bool:
         """Whether steps are not to be compiled."""
-        return find_eager_option(self.model) is not None or tracing.is_jit_disabled()
+        return find_eager_option(self.model) is not None or jaxprs.is_jit_disabled()
 
     @property
     def has_promised_bits(self) -> bool:

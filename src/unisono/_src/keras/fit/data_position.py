@@ -13,7 +13,7 @@ import keras
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.keras.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.keras.data.row_order import RowOrder
-from unisono._src.keras.fit.callback_protocol import FitCallback, has_keeper
+from unisono._src.keras.fit.call_arguments import FitCallback, has_keeper
 from unisono._src.keras.private.epoch_steps import EpochSteps
 from unisono._src.typing import Json, Logs
 
@@ -72,9 +72,9 @@ class DataPosition:
         if state["place"] is None:
             return
         place = ResumePoint.from_json(state["place"])
-        batches, chain = adapter.from_place(place)
-        self.progress = SourceProgress.restore(place, chain)
-        self.epochs.begin_at_step(step, batches, place.position[1], before_step)
+        items, digest = adapter.from_place(place)
+        self.progress = SourceProgress.restore(place, digest)
+        self.epochs.begin_at_step(step, (batch for _, _, batch in items), place.position[1], before_step)
         self.logs = logs
 
 

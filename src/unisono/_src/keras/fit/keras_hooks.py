@@ -13,20 +13,26 @@ import keras
 
 from unisono._src.engine.state import State
 from unisono._src.keras.checks import refusals
-from unisono._src.keras.checks.optimizer_attributes import explain_read_attributes
-from unisono._src.keras.data.indexed_reading import IndexedAdapter
-from unisono._src.keras.data.keras_adapter import GlobalBatchAdapter, UnsentBatchAdapter
+from unisono._src.keras.checks.jax_errors import explain_read_attributes
+from unisono._src.keras.data.keras_source import UnsentBatches, as_source
+from unisono._src.keras.data.source import Source
 from unisono._src.keras.distributed.per_replica import read_global_arrays
 from unisono._src.keras.distributed.replica_strategy import SCOPES, ReplicaStrategy
-from unisono._src.keras.fit.batch_groups import BatchGrouping
 from unisono._src.keras.fit.bond import Bond
-from unisono._src.keras.fit.call_arguments import check_fit_arguments, read_argument, replace_datasets
-from unisono._src.keras.fit.callback_protocol import put_keepers_last, remove_writing_callbacks, select_silent_callbacks
+from unisono._src.keras.fit.call_arguments import (
+    check_fit_arguments,
+    put_keepers_last,
+    read_argument,
+    remove_writing_callbacks,
+    replace_datasets,
+    select_silent_callbacks,
+)
 from unisono._src.keras.fit.model_building import build_for_prediction, build_model
 from unisono._src.keras.fit.step_function import StepFunction
+from unisono._src.keras.fit.steps_per_call import BatchGrouping
 from unisono._src.keras.private.callbacks import list_callbacks
 from unisono._src.keras.private.data_adapters import is_call_of_fit, make_adapter, replace_adapter
-from unisono._src.keras.private.epoch_steps import EpochSteps
+from unisono._src.keras.private.epoch_steps import EpochSteps, is_controlled
 from unisono._src.keras.private.models import get_class_method, is_built, overrides_method, release_state, replace_trainer_method
 from unisono._src.keras.private.trainer_state import take_state as take_model_state
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, UserBatch, UserObject
@@ -121,12 +127,12 @@ class TrainerHooks:
         refusals.check_tensorboard_callback(callbacks)
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
-        if not is_built(self._model) and isinstance(source, IndexedAdapter):
+        if not is_built(self._model) and isinstance(source, Source):
             with source.order.keep_passes():
                 batch = next(iter(source.get_numpy_iterator()))
             build_for_prediction(self._bond, batch)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
-            source = UnsentBatchAdapter(source, self._bond.order, self._is_cut)
+            source = UnsentBatches(as_source(source, self._is_cut, self._bond.order), self._is_cut)
         if not self._strategy.writes:
             verbose = 0
             callbacks = select_silent_callbacks(callbacks)
@@ -146,7 +152,7 @@ class TrainerHooks:
         if iterator is None:
             build_model(self._bond, None, data_batch)
             return
-        if not isinstance(iterator.data_adapter, GlobalBatchAdapter):
+        if not is_controlled(iterator):
             self._adapt_loop(iterator)
         with iterator.data_adapter.order.keep_passes():
             build_model(self._bond, iterator, data_batch)
@@ -163,12 +169,7 @@ class TrainerHooks:
     def _adapt_loop(self, iterator: KerasObject) -> None:
         """Put our adapter into the iterator of a loop that begins."""
         refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
-        replace_adapter(
-            iterator,
-            lambda source: GlobalBatchAdapter(
-                source, source.order if isinstance(source, IndexedAdapter) else self._bond.order, self._is_cut
-            ),
-        )
+        replace_adapter(iterator, lambda adapter: as_source(adapter, self._is_cut, self._bond.order))
         epochs = EpochSteps(iterator)
         self._strategy.check_alike({"the number of steps of an epoch": epochs.steps})
         self._bond.note_epochs(epochs)

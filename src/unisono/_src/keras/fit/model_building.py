@@ -7,10 +7,9 @@ import keras
 from unisono._src.engine.global_batch import as_global_batch
 from unisono._src.keras.checks.jax_errors import explain_step_errors
 from unisono._src.keras.fit.bond import Bond
-from unisono._src.keras.private.building import build_by_calling, needs_batch
+from unisono._src.keras.private.compiled_losses import hide_masks
 from unisono._src.keras.private.data_adapters import count_static_rows, read_first_batch, unpack_batch
-from unisono._src.keras.private.masks import hide_masks
-from unisono._src.keras.private.models import get_class_method
+from unisono._src.keras.private.models import build_by_calling, get_class_method, needs_batch
 from unisono._src.keras.private.trainer_state import list_model_variables
 from unisono._src.placement import split_evenly
 from unisono._src.typing import KerasObject, UserBatch

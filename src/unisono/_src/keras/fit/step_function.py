@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from unisono._src.engine.global_batch import GlobalBatch, as_global_batch
 from unisono._src.engine.state import State
 from unisono._src.keras.checks import refusals
-from unisono._src.keras.checks.jax_errors import explain_step_errors
-from unisono._src.keras.checks.optimizer_attributes import check_optimizer_attributes
-from unisono._src.keras.data.small_batches import SmallBatches
-from unisono._src.keras.fit.batch_groups import BatchGroup
+from unisono._src.keras.checks.jax_errors import check_optimizer_attributes, explain_step_errors
+from unisono._src.keras.data.source_warnings import SmallBatches
 from unisono._src.keras.fit.bond import Bond
-from unisono._src.keras.fit.label_check import check_labels
+from unisono._src.keras.fit.steps_per_call import BatchGroup
+from unisono._src.keras.fit.watches import check_labels
 from unisono._src.keras.private.epoch_steps import NoStep
 from unisono._src.keras.private.models import find_eager_option
 from unisono._src.keras.private.optimizers import read_optimizer_settings
@@ -28,7 +27,7 @@ from unisono._src.keras.private.trainer_state import (
     list_variable_ids,
 )
 from unisono._src.keras.record.run_recorder import is_recording
-from unisono._src.keras.steps.label_ranges import LabelRange, LabelRanges
+from unisono._src.keras.steps.loss_inputs import LabelRange, LabelRanges
 from unisono._src.keras.steps.make_step import ModelSteps, make_step
 from unisono._src.keras.steps.model_step import ModelStep
 from unisono._src.keras.steps.predict import PredictStep

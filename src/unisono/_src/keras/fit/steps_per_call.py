@@ -1,19 +1,20 @@
-"""Steps per call, and the logs that are shown.
-
-A call should be long enough that its memory and Python cost little. XLA asks for the memory of a step anew in each call, and the
-system clears it page by page: of MobileNetV2's step on two cores this took a sixth with calls of three steps. A call should be
-short enough for the progress bar and for Ctrl-C. Reading logs waits for the step that computes them, and nobody reads more than a
-few logs a second. The first and the last call of an epoch show their own: the epoch before has other values, and the last line of
-an epoch is its result. The number of steps per call changes no bit.
-"""
+"""Several batches in one call of a step: how many, when, and the logs that are shown."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
+from collections.abc import Iterator
 
 import jax
 
-from unisono._src.typing import Logs
+from unisono._src.keras.fit.bond import Bond
+from unisono._src.keras.fit.call_arguments import has_batch_callbacks, read_argument
+from unisono._src.keras.private.data_adapters import GeneratorDataAdapter, has_known_length
+from unisono._src.keras.private.epoch_steps import EpochSteps
+from unisono._src.keras.private.models import overrides_method
+from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, UserBatch
 
 SECONDS = 0.5
 MOST_SECONDS = 2.0
@@ -77,3 +78,63 @@ def choose_step_count(seconds: float) -> int:
     [50, 6, 4, 1]
     """
     return max(int(SECONDS / seconds), min(int(MOST_SECONDS / seconds), SLOW_STEPS), 1)
+
+
+class BatchGroup:
+    """The batches of one call."""
+
+    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall, is_last: bool) -> None:
+        """Take `count` batches. `is_last`: the epoch ends with them."""
+        self._batches = itertools.islice(batches, count)
+        self.count = count
+        self.steps_per_call = steps_per_call
+        self.is_last = is_last
+
+    def __iter__(self) -> Iterator[UserBatch]:
+        return self._batches
+
+    def __next__(self) -> UserBatch:
+        return next(self._batches)
+
+
+class BatchGrouping:
+    """The permission to group the batches of a model's loops."""
+
+    def __init__(self, bond: Bond) -> None:
+        self._bond = bond
+        self._is_allowed = False
+
+    @contextlib.contextmanager
+    def allow(self, method: str, mode: str, args: Arguments, kwargs: Keywords) -> Iterator[None]:
+        """Allow groups during a call of fit or evaluate. They are not allowed where something could see the difference."""
+        callbacks = read_argument(method, "callbacks", args, kwargs)
+        outer = self._is_allowed
+        self._is_allowed = not (overrides_method(self._bond.model, method) or has_batch_callbacks(callbacks, mode))
+        try:
+            yield
+        finally:
+            self._is_allowed = outer
+
+    def group_steps(self, iterator: KerasObject, epochs: EpochSteps) -> None:
+        """Let a loop take several steps in one call, if it may."""
+        if not self._can_group(iterator):
+            return
+        steps_per_call = StepsPerCall()
+        data_position = self._bond.data_position
+
+        def count_steps(step: int) -> int:
+            most = data_position.most_steps(step) if data_position is not None else None
+            return steps_per_call.steps() if most is None else min(steps_per_call.steps(), most)
+
+        def group(batches: Iterator[UserBatch], count: int, is_first: bool, is_last: bool) -> BatchGroup:
+            if is_first:
+                steps_per_call.begin_epoch()
+            return BatchGroup(batches, count, steps_per_call, is_last)
+
+        epochs.group_steps(count_steps, group)
+
+    def _can_group(self, iterator: KerasObject) -> bool:
+        """Whether one call may take several batches. A generator may not: it may look at the model after each batch."""
+        stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
+        one_by_one = stream or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
+        return self._is_allowed and not one_by_one and has_known_length(iterator)

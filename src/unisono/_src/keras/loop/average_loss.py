@@ -12,7 +12,7 @@ from keras import ops
 
 from unisono._src.keras.private.compiled_losses import reduce_weighted_values
 from unisono._src.keras.replica.trace_recorder import ReplicaCode, get_current_code
-from unisono._src.keras.steps.loss_weights import spread_weights
+from unisono._src.keras.steps.loss_inputs import spread_weights
 from unisono._src.near_names import says_near_names
 from unisono._src.typing import AnyArray, Array, KerasObject
 

@@ -27,7 +27,6 @@ from unisono._src.keras.distributed.dataset import DistributedDataset, Distribut
 from unisono._src.keras.distributed.per_replica import is_replica_value
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.library_arrays import has_values
-from unisono._src.keras.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.keras.loop.run_arguments import (
     NUMBER_TYPES,
     ArgumentLeaves,
@@ -36,14 +35,15 @@ from unisono._src.keras.loop.run_arguments import (
     RunArguments,
     sort_leaves,
 )
+from unisono._src.keras.loop.runs import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.keras.loop.traced_function import TracedFunction
-from unisono._src.keras.private.masks import hide_masks
+from unisono._src.keras.private.compiled_losses import hide_masks
 from unisono._src.keras.private.trainer_state import ReadingScope, RecordingScope, find_stateless_scope
 from unisono._src.keras.record.run_recorder import get_recorder
 from unisono._src.keras.replica.trace_recorder import get_current_code
 from unisono._src.kernels.rules import rewrite_function
 from unisono._src.near_names import says_near_names
-from unisono._src.programs.private import tracing
+from unisono._src.programs.private import jaxprs
 from unisono._src.typing import AnyArray, Arguments, Array, Keywords, Outputs, UserFunction, UserObject, Values
 
 P = ParamSpec("P")
@@ -123,7 +123,7 @@ class Function:
             get_current_code() is not None
             or find_stateless_scope() is not None
             or execution_mode.is_eager()
-            or tracing.is_jit_disabled()
+            or jaxprs.is_jit_disabled()
         ):
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_host_only)

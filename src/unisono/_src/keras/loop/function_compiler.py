@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from unisono._src.engine.global_batch import GlobalBatch, count_shard_rows
+from unisono._src.engine.row_counts import unwrap_batch
 from unisono._src.engine.step.plan import plan_batch
-from unisono._src.engine.whole_batch import unwrap_batch
 from unisono._src.keras.checks.jax_errors import is_concretization_error
 from unisono._src.keras.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.keras.checks.user_code.captures import Capture
@@ -37,8 +37,8 @@ from unisono._src.keras.private.optimizers import list_loss_scales
 from unisono._src.keras.replica.used_variables import UsedVariables
 from unisono._src.keras.replica.user_function import UserStep
 from unisono._src.keras.replica.variable_discovery import Trace, discover_variables, trace_user_function
-from unisono._src.keras.steps.layer_scopes import mark_layers
 from unisono._src.keras.steps.make_step import LoopSteps, make_step
+from unisono._src.keras.steps.model_step import mark_layers
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.programs.operands import get_shape
 from unisono._src.typing import Array, Outputs, PyTree, Shape, UserFunction

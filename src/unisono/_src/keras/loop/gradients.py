@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from unisono._src.keras.private.compiled_losses import reduce_weighted_values
-from unisono._src.keras.private.masks import get_keras_mask
+from unisono._src.keras.private.compiled_losses import get_keras_mask, reduce_weighted_values
 from unisono._src.keras.private.trainer_state import RecordingScope, find_stateless_scope
 from unisono._src.keras.replica.optimizer_update import GradientNotes
 from unisono._src.keras.replica.trace_recorder import ReplicaCode, get_current_code
-from unisono._src.keras.steps.loss_weights import compute_mean_divisor, spread_weights
+from unisono._src.keras.steps.loss_inputs import compute_mean_divisor, spread_weights
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.near_names import says_near_names
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values

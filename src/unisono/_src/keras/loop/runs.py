@@ -5,10 +5,12 @@ It is compiled once for each function and kind of arguments.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 import warnings
 from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.keras import execution_mode
@@ -16,11 +18,38 @@ from unisono._src.keras.checks.user_code.captures import read_cell
 from unisono._src.keras.checks.user_code.staleness import VALUE_TYPES, IdentityKey, make_exact_key
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.loop.compiled_function import CompiledFunction
-from unisono._src.keras.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.keras.loop.run_arguments import sort_arguments
 from unisono._src.keras.record.run_recorder import is_recording
-from unisono._src.programs.private import tracing
+from unisono._src.programs.private import jaxprs
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+MOST_COUNTS = 1024
+REMADE = 3
+"""The number of compilations of one line of code, or for the same arrays, that is warned of: nobody means so many."""
+
+
+class RecentItems(collections.OrderedDict[Key, Value]):
+    """A dict that forgets its oldest items. An item is as old as when it was set, or moved to the end."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+def count_event(counts: RecentItems[Key, int], key: Key) -> int:
+    """Count the calls with the key, this one included."""
+    counts[key] = counts.get(key, 0) + 1
+    return counts[key]
+
 
 MOST_FUNCTIONS = 64
 MOST_VARIANTS = 4
@@ -62,7 +91,7 @@ class FunctionCache:
         """
         return (
             execution_mode.is_eager()
-            or tracing.is_jit_disabled()
+            or jaxprs.is_jit_disabled()
             or any(model.run_eagerly for model in self._strategy.owned.models)
         )
 

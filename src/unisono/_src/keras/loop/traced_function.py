@@ -10,7 +10,7 @@ import keras
 
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.keras import execution_mode
-from unisono._src.keras.checks.optimizer_attributes import check_optimizer_attributes
+from unisono._src.keras.checks.jax_errors import check_optimizer_attributes
 from unisono._src.keras.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.keras.private.optimizers import list_optimizers, read_attributes
 from unisono._src.keras.private.trainer_state import get_raw_values, set_raw_values

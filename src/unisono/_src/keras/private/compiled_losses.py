@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 import keras
 from jax import Array
 from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
 from keras.src.losses.loss import apply_mask as apply_mask
 from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileMetrics
 
-from unisono._src.keras.private.crops import make_crops_compilable
+from unisono._src.keras.private.models import make_crops_compilable
 from unisono._src.typing import KerasObject, Outputs, PyTree
 
 
@@ -135,3 +138,22 @@ def find_class_options(loss: object) -> ClassOptions | None:
 
 def is_function_of_keras(function: Callable[..., Array] | None) -> bool:
     return function is None or getattr(function, "__module__", "").startswith("keras.")
+
+
+MASKS = "_keras_mask_dict"
+"""The name of Keras' dict of masks, for tensors that take no attributes, such as traced ones."""
+
+
+@contextlib.contextmanager
+def hide_masks() -> Iterator[None]:
+    """Hide all masks for the block, which is a trace. Only tensors that get a mask in it have one.
+
+    Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets a mask when its tensor is collected. If
+    another thread collects the tensor (for example one that writes a checkpoint), the mask stays, for the next tensor with this id.
+    """
+    before = global_state.get_global_attribute(MASKS)
+    global_state.set_global_attribute(MASKS, {})
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(MASKS, before)

@@ -26,7 +26,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
-from unisono._src.engine.whole_batch import unwrap_batch
+from unisono._src.engine.row_counts import unwrap_batch
 from unisono._src.keras.private.instances import Method, wrap_method
 from unisono._src.typing import KerasObject, Keywords, PyTree, UserBatch, UserObject
 

@@ -152,6 +152,11 @@ class EpochSteps:
         return step < (iterator.steps_per_epoch or length or 0) and not (length and iterator._steps_seen >= length)
 
 
+def is_controlled(iterator: EpochIterator) -> bool:
+    """Whether an `EpochSteps` controls the epochs of this iterator."""
+    return "_enumerate_iterator" in vars(iterator)
+
+
 class ReadBatches:
     """Batches that are read ahead, so that their number is known. An error of the source is raised after the last of them."""
 

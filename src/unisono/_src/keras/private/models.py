@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
+import jax
+import jax.numpy as jnp
 import keras
+from jax import lax
+from jax.core import Tracer
 
 from unisono._src.hidden_frames import PUBLIC_CALL
-from unisono._src.keras.private.instances import Method, set_untracked
-from unisono._src.typing import KerasObject
+from unisono._src.keras.private.data_adapters import unpack_batch
+from unisono._src.keras.private.instances import Method, replace_methods, set_untracked
+from unisono._src.typing import AnyArray, KerasObject, UserBatch
 
 PRIVATE_METHODS = {"build_by": "_symbolic_build", "take_state": "_get_jax_state"}
 """Our names for private methods of Keras' trainer."""
@@ -65,3 +71,62 @@ def is_built(model: keras.Layer) -> bool:
 def overrides_method(model: keras.Model, method: str) -> bool:
     """Whether the model's class overrides a method of Keras' trainer."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def crop_by_slices(stock: Method) -> Method:
+    """Build the form of `RandomCrop.transform_images` for a trace.
+
+    Keras cuts by `images[top : top + height]`, which JAX accepts only with known positions. The size is known, so that a slice at a traced
+    position gives the same numbers. Everything else (an image no larger than the crop, which is resized) stays as in Keras.
+    """
+
+    def transform_images(
+        self: KerasObject,
+        images: AnyArray,
+        transformation: tuple[int | AnyArray, int | AnyArray],
+        training: bool = True,
+    ) -> AnyArray:
+        top, left = transformation
+        if not (training and isinstance(top, Tracer)):
+            return stock(self, images, transformation, training)
+        images = self.backend.cast(images, self.compute_dtype)
+        images = lax.dynamic_slice_in_dim(images, top, self.height, self.height_axis)
+        return lax.dynamic_slice_in_dim(images, left, self.width, self.width_axis)
+
+    return transform_images
+
+
+def make_crops_compilable(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Open a context in which RandomCrop layers can be compiled. It is for a trace of the model."""
+    if any(isinstance(layer, keras.layers.RandomCrop) for layer in list_layers(model)):
+        return replace_methods({"crop": crop_by_slices})
+    return contextlib.nullcontext()
+
+
+def needs_batch(model: keras.Model) -> bool:
+    """Whether Keras needs a batch to build model, metrics or losses."""
+    containers = [container for container in (model._compile_metrics, model._compile_loss) if container is not None]
+    return not all(part.built for part in [*list_layers(model), *containers])
+
+
+def build_by_calling(model: keras.Model, batch: UserBatch) -> None:
+    """Build what Keras could not build without values.
+
+    The forward pass, the metrics and the losses run on these rows.
+
+    Variables that had a value before keep it, and metrics are reset.
+    """
+    x, y, sample_weight = jax.tree.map(jnp.asarray, unpack_batch(batch))
+    before = [(variable, variable.value) for variable in model.variables]
+    y_pred = model(x, training=False)
+    for _ in list_layers(model):  # a layer counts as built only if all its inner layers were built before the call
+        if is_built(model):
+            break
+        y_pred = model(x, training=False)
+    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    model._compute_loss(x, y, y_pred, sample_weight=sample_weight, training=False)
+    for variable, value in before:
+        variable.assign(value)
+    model.reset_metrics()
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)

@@ -9,10 +9,9 @@ from typing import BinaryIO
 import jax
 
 from unisono._src.engine.global_batch import GlobalBatch
-from unisono._src.engine.state import RecordedVariables
+from unisono._src.engine.state import RecordedVariables, get_step_count
 from unisono._src.engine.step.observer import StartState, StepObserver
 from unisono._src.engine.step.step_digests import StepDigests
-from unisono._src.engine.step_count import get_step_count
 from unisono._src.keras.checkpoint.run_description import describe_run
 from unisono._src.keras.ownership import OwningStrategy
 from unisono._src.keras.record.run_details import get_details

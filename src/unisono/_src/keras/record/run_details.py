@@ -14,11 +14,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from unisono._src.engine.global_batch import GlobalBatch, count_shard_rows
-from unisono._src.engine.state import RecordedVariables, State
-from unisono._src.engine.step_count import get_step_count
-from unisono._src.keras.private.live_layers import LiveLayers
-from unisono._src.keras.record.first_values import list_first_values
-from unisono._src.keras.record.traced_program import describe_program
+from unisono._src.engine.state import RecordedVariables, State, get_step_count
+from unisono._src.keras.private.variable_paths import LiveLayers
+from unisono._src.keras.record.traced_program import describe_program, list_first_values
 from unisono._src.kernels import rules
 from unisono._src.typing import Json
 

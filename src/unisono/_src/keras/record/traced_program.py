@@ -7,18 +7,38 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.hidden_frames import OURS
-from unisono._src.keras.private.live_layers import LiveLayers
-from unisono._src.keras.record.first_values import format_values, list_first_values
+from unisono._src.keras.private.variable_paths import LiveLayers
 from unisono._src.programs.private.jaxprs import close_program, list_user_lines
-from unisono._src.typing import Json, UserObject
+from unisono._src.typing import AnyArray, Json, UserObject
+
+MOST_VALUES = 4
+
+
+def list_first_values(array: AnyArray) -> list[float]:
+    """List the first numbers of an array. Of random keys it lists the first numbers of their data."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.real(np.ravel(np.asarray(array))[:MOST_VALUES]).astype(np.float64).tolist()
+
+
+def format_values(values: Sequence[float]) -> str:
+    """Format first values as one line. It shows where there may be more.
+
+    >>> format_values([0.1, 2.0])
+    '0.1, 2'
+    """
+    return ", ".join(f"{value:.9g}" for value in values) + (" ..." if len(values) == MOST_VALUES else "")
+
 
 Line: TypeAlias = tuple[str, int, str]
 """(file, line, function)"""

@@ -11,8 +11,8 @@ import jax
 import keras
 import numpy as np
 
+from unisono._src.keras.private.compiled_losses import get_keras_mask
 from unisono._src.keras.private.instances import wrap_method
-from unisono._src.keras.private.masks import get_keras_mask
 from unisono._src.keras.private.trainer_state import ReadingScope, get_raw_value
 from unisono._src.keras.replica.replicated import Replicated
 from unisono._src.typed_jax import map_tree

@@ -13,8 +13,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 import keras
 from keras import ops
 
-from unisono._src.keras.private.crops import crop_by_slices
-from unisono._src.keras.private.method_calls import replace_methods
+from unisono._src.keras.private.instances import replace_methods
+from unisono._src.keras.private.models import crop_by_slices
 from unisono._src.keras.private.optimizers import (
     LossScaleOptimizer,
     check_known_variables,
@@ -24,7 +24,7 @@ from unisono._src.keras.private.optimizers import (
 from unisono._src.keras.private.trainer_state import ReadingScope
 from unisono._src.keras.replica import refused_calls
 from unisono._src.keras.replica.row_axes import RowAxes
-from unisono._src.programs.private import tracing
+from unisono._src.programs.private import jaxprs
 from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObject, is_traced
 
 T = TypeVar("T")
@@ -132,12 +132,12 @@ class ReplicaCode:
 
     def begin(self) -> None:
         """Note that the code's own trace begins."""
-        self._traces = [tracing.get_trace_state()]
+        self._traces = [jaxprs.get_trace_state()]
 
     @contextlib.contextmanager
     def trace_gradients(self) -> Generator[None]:
         """Note that JAX traces a gradient in the block. `value_and_grad` differentiates there."""
-        self._traces.append(tracing.get_trace_state())
+        self._traces.append(jaxprs.get_trace_state())
         try:
             yield
         finally:
@@ -161,7 +161,7 @@ class ReplicaCode:
 
     def note(self, kind: str, arrays: T, origin: object = None) -> T:
         """Note arrays, and return them. `value_and_grad` hands out what was noted inside of it."""
-        if (self.is_inspected or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
+        if (self.is_inspected or kind == "update") and jaxprs.get_trace_state() in self._traces[-1:]:
             self.noted.append(NotedArrays(kind, arrays, origin))
         return arrays
 
@@ -185,7 +185,7 @@ class ReplicaCode:
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Note the gradients of an `optimizer.apply`. They are summed over replicas, and applied once."""
-        if tracing.get_trace_state() not in self._traces[:1]:
+        if jaxprs.get_trace_state() not in self._traces[:1]:
             raise ValueError(
                 f"The replica's code applies the optimizer {optimizer.name!r} inside of a function that JAX traces by itself (of ops.cond, "
                 f"ops.scan, jax.jit and the like), where the update would be made whatever the condition. Apply it outside, for example "

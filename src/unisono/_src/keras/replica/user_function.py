@@ -16,14 +16,13 @@ import numpy as np
 
 from unisono._src.engine.row_counts import count_batch_rows
 from unisono._src.engine.state import RecordedVariables, State
-from unisono._src.keras.private.masks import hide_masks
+from unisono._src.keras.private.compiled_losses import hide_masks
 from unisono._src.keras.private.optimizers import LossScaleOptimizer, list_optimizer_weights
 from unisono._src.keras.replica import optimizer_update
 from unisono._src.keras.replica.function_outputs import is_summed, split_outputs, widen_half_precision
-from unisono._src.keras.replica.own_variables import OwnVariables
 from unisono._src.keras.replica.row_axes import RowAxes
 from unisono._src.keras.replica.trace_recorder import FindDivisor, ReplicaCode, ReplicaScope, run_as_replica
-from unisono._src.keras.replica.used_variables import UsedVariables
+from unisono._src.keras.replica.used_variables import OwnVariables, UsedVariables
 from unisono._src.programs.marks import BATCH_SCOPE, GRADIENT, LOSS, OUTPUT, REPLICA, SUM
 from unisono._src.typed_jax import eval_shape, map_tree, mark_value
 from unisono._src.typing import Array, Logs, Outputs, PyTree, Values, is_traced

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from unisono._src.keras.private.masks import hide_masks
+from unisono._src.keras.private.compiled_losses import hide_masks
 from unisono._src.keras.private.optimizers import open_name_scope
 from unisono._src.keras.replica.function_outputs import split_outputs
 from unisono._src.keras.replica.row_axes import RowAxes

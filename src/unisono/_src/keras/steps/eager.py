@@ -1,15 +1,9 @@
-"""Steps of loops that are not compiled.
-
-Python calls the function with all rows, and with the rows of each replica. This is for breakpoints, prints and values that are
-known in `call`, in a loss or in replica code, and for code that cannot be compiled. All replicas of a process run on its first
-device. The results are those of compiled steps, except for last bits, since XLA fuses operations; for random numbers, which each
-replica draws from a key of its own; and for batch statistics, which are computed of all rows for metrics and the state of layers.
-"""
+"""Steps that are not compiled, of loops and of models."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,19 +11,51 @@ import jax.numpy as jnp
 
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.exchange.on_lead import LeadExchange
+from unisono._src.engine.exchange.protocol import SumDescription, Words
 from unisono._src.engine.global_batch import GlobalBatch, send_rows
+from unisono._src.engine.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.engine.state import State
 from unisono._src.engine.step.observer import StepObserver, join_words
 from unisono._src.engine.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.engine.step.program import keep_dtypes
 from unisono._src.engine.step.run_outputs import CarriedValue, DescribeOutputs, ReplicaOutputs, RunOutput
+from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.keras.replica.random_keys import start_replica
 from unisono._src.keras.replica.user_function import CodeRun, UserStep, divide_by_own
-from unisono._src.keras.steps.totals import ReplicaSum
+from unisono._src.keras.steps.model_step import ModelStep
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.typed_jax import device_put, eval_shape, map_tree
 from unisono._src.typing import AnyArray, Array, Logs, PyTree
+
+
+class ReplicaSum:
+    """The total of replicas that run one by one. It is computed on the lead, for one kind of contribution."""
+
+    def __init__(self, exchange: LeadExchange) -> None:
+        self._exchange = exchange
+        self._pack = DeviceProgram(pack_tree)
+
+    def __call__(self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, words: Words) -> PyTree:
+        """Compute the total.
+
+        Args:
+            contributions: Those of the replicas of this process that have rows, by the replicas' numbers.
+            batch_plan: The plan of the batch.
+            like: A contribution, in shapes.
+            words: The integers that processes exchange with it.
+        """
+        sums: dict[range, PackedTree | None] = {range(n, n + 1): None for part in batch_plan.parts for n in part.span}
+        for shard in batch_plan.shards:
+            sums[range(shard.leaf, shard.leaf + 1)] = self._pack_contribution(contributions[shard.replica])
+        description = SumDescription(batch_plan.leaves, batch_plan.of_processes, eval_shape(pack_tree, like), words)
+        total = self._exchange.total_on_lead(sums, description)
+        return unpack_tree(total, like)
+
+    def _pack_contribution(self, contribution: PyTree) -> PackedTree:
+        leaves, structure = jax.tree.flatten(contribution)
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        return self._pack(self._exchange.placement.lead, key, contribution)
 
 
 class StepInput(NamedTuple):
@@ -163,3 +189,56 @@ def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], pla
 
     lead = get_mesh((placement.lead,))
     return [RunOutput(lead, (run,), stack_run(run)) for part in batch_plan.parts for run in part.runs]
+
+
+class EagerWholeStep:
+    """A step whose function is called with arrays. It has the interface of `Step`."""
+
+    has_own_logs = True
+
+    def __init__(
+        self, function: ModelStep, placement: Placement, exchange: LeadExchange, observers: Sequence[StepObserver] = ()
+    ) -> None:
+        """Prepare the steps. `placement` and `exchange` have one device in each process."""
+        self._function = function
+        self._placement = placement
+        self._observers = observers
+        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
+        self._words = ReplicaSum(exchange) if placement.processes else None
+        """Sums of nothing. The integers that processes compare go along with them."""
+        self.state: State = ()
+        """The newest state; empty before the first step."""
+
+    def __call__(self, state: State, batches: list[GlobalBatch]) -> tuple[Logs, State]:
+        """Run steps and give the last one's logs and the state."""
+        return self.outputs(state, batches)[0], self.state
+
+    def outputs(
+        self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()
+    ) -> tuple[Logs, list[RunOutput]]:
+        """Run steps and give the last one's logs. There are no outputs of single replicas. The new state is then `self.state`."""
+        lead = self._placement.lead
+        logs: Logs = {}
+        self.state = tuple(device_put([list(group) for group in state], lead))
+        with jax.default_device(lead):
+            for batch in batches:
+                self._compare_rows(batch)
+                rows = send_rows([batch], (range(batch.rows),), (batch.rows,), get_mesh((lead,)))
+                new, logs = self._function(self.state, rows)
+                self.state = keep_dtypes(new, self.state)
+                get_activity().report_next_step()
+                for observer in self._observers:
+                    observer.after_steps([batch], [])
+        return logs, []
+
+    def _compare_rows(self, batch: GlobalBatch) -> None:
+        """Refuse rows that differ between processes."""
+        if self._words is None:
+            return
+        plan, nothing = self._plans(batch.rows, batch.sizes), jnp.zeros(1)
+        words = join_words(self._observers, batch)
+        self._words(dict.fromkeys((shard.replica for shard in plan.shards), nothing), plan, eval_shape(lambda: nothing), words)
+
+    def forget(self) -> None:
+        """Drop the state."""
+        self.state = ()

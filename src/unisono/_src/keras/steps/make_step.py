@@ -15,8 +15,7 @@ from unisono._src.engine.step.step import MOST_STEPS, Step
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.record.program_recorder import ProgramRecorder
 from unisono._src.keras.replica.user_function import UserStep
-from unisono._src.keras.steps.eager import EagerStep
-from unisono._src.keras.steps.eager_whole import EagerWholeStep
+from unisono._src.keras.steps.eager import EagerStep, EagerWholeStep
 from unisono._src.keras.steps.model_step import ModelStep
 from unisono._src.processes import names
 

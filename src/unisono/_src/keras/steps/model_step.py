@@ -11,26 +11,52 @@ import collections
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._src.engine.state import RecordedVariables, State
-from unisono._src.keras.private.compiled_losses import list_all_metrics, wrap_losses
+from unisono._src.keras.private.compiled_losses import hide_masks, list_all_metrics, wrap_losses
 from unisono._src.keras.private.instances import Method, wrap_method
-from unisono._src.keras.private.masks import hide_masks
 from unisono._src.keras.private.models import list_layers
 from unisono._src.keras.private.optimizers import list_optimizer_weights
 from unisono._src.keras.private.trainer_state import STATE_NAMES, group_variables
-from unisono._src.keras.steps.label_ranges import LabelRanges
-from unisono._src.keras.steps.layer_scopes import mark_layers
+from unisono._src.keras.steps.loss_inputs import LabelRanges
 from unisono._src.keras.steps.step_call import call_step, check_result, flatten_logs, run_predict_step
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
-from unisono._src.programs.marks import GRADIENT, LOSS
+from unisono._src.programs.marks import BATCH_SCOPE, GRADIENT, LAYER_SCOPE, LOSS
 from unisono._src.typed_jax import mark_value
 from unisono._src.typing import Array, KerasObject, Logs, PyTree
+
+
+@contextlib.contextmanager
+def mark_layers(layers: Iterable[keras.Layer]) -> Generator[None]:
+    """Trace layers that have `synchronized` in scopes, for the block."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            synchronized: bool | None = getattr(layer, "synchronized", None)
+            if synchronized is None:
+                continue
+            stack.enter_context(wrap_in_scope(layer, BATCH_SCOPE if synchronized else LAYER_SCOPE))
+            if synchronized and isinstance(layer, keras.layers.BatchNormalization):
+                layer.synchronized = False  # which Keras' operations on JAX refuse
+                stack.callback(setattr, layer, "synchronized", True)
+        yield
+
+
+def wrap_in_scope(layer: keras.Layer, scope: str) -> contextlib.AbstractContextManager[None]:
+    """Trace the calls of a layer in a scope, for the block."""
+
+    def wrap(call: Method) -> Method:
+        def call_in_scope(*args: PyTree, **kwargs: PyTree) -> KerasObject:
+            with jax.named_scope(scope):
+                return call(*args, **kwargs)
+
+        return call_in_scope
+
+    return wrap_method(layer, "call", wrap)
 
 
 class ModelStep:

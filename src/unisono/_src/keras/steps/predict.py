@@ -15,7 +15,7 @@ from unisono._src.engine.state import State
 from unisono._src.engine.step.run_outputs import RunOutput
 from unisono._src.engine.step.step import Step
 from unisono._src.engine.xla.programs import DeviceProgram
-from unisono._src.keras.steps.eager_whole import EagerWholeStep
+from unisono._src.keras.steps.eager import EagerWholeStep
 from unisono._src.keras.steps.model_step import ModelStep
 from unisono._src.placement import Placement
 from unisono._src.typed_jax import device_put, map_tree

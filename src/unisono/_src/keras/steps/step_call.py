@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import keras
 
+from unisono._src.engine.row_counts import unwrap_batch
 from unisono._src.engine.state import State
-from unisono._src.engine.whole_batch import unwrap_batch
 from unisono._src.keras.private.compiled_losses import forget_added_losses
-from unisono._src.keras.private.crops import make_crops_compilable
+from unisono._src.keras.private.models import make_crops_compilable
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_dict, is_list_or_tuple, is_tuple
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}

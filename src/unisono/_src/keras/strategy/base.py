@@ -28,12 +28,13 @@ from unisono._src.keras.strategy.device_arguments import (
     check_verified_placement,
     check_verified_share,
     find_devices,
+    is_devices_overridden,
+    override_placement,
     refuse_unknown_arguments,
     translate_device_names,
 )
 from unisono._src.keras.strategy.extended import ClusterResolver, StrategyExtended
 from unisono._src.keras.strategy.known_variables import warn_of_misspelt_variables
-from unisono._src.keras.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.near_names import refuses_by, says_near_names
 from unisono._src.placement import Placement
 from unisono._src.processes.environments.connect import check_alone

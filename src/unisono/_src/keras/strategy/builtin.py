@@ -14,8 +14,7 @@ from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.keras.loop.runs import FunctionCache
 from unisono._src.keras.strategy.base import Strategy
-from unisono._src.keras.strategy.device_arguments import StrategyArguments
-from unisono._src.keras.strategy.placement_override import is_devices_overridden
+from unisono._src.keras.strategy.device_arguments import StrategyArguments, is_devices_overridden
 from unisono._src.placement import Placement
 from unisono._src.typing import UserObject
 

@@ -10,11 +10,11 @@ import keras
 
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.checks import refusals
-from unisono._src.keras.checks.optimizer_attributes import explain_read_attributes
+from unisono._src.keras.checks.jax_errors import explain_read_attributes
 from unisono._src.keras.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.keras.fit.keras_hooks import bind_trainer
 from unisono._src.keras.loop import tf_names
-from unisono._src.keras.private.creation import CreationWatch, TrackedObject
+from unisono._src.keras.private.instances import CreationWatch, TrackedObject
 
 S = TypeVar("S", bound=ReplicaStrategy)
 

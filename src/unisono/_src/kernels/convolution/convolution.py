@@ -28,9 +28,8 @@ from unisono._src.kernels.convolution.kernel import (
 )
 from unisono._src.kernels.convolution.native_convolution import has_native_kernel, replace_by_native_kernels
 from unisono._src.kernels.convolution.native_depthwise import convolve_features, has_depthwise_kernel
-from unisono._src.kernels.convolution.phases import convolve_in_phases, has_phases
 from unisono._src.kernels.convolution.pieces import ConvolutionSizes
-from unisono._src.kernels.convolution.window import Window, is_larger
+from unisono._src.kernels.convolution.window import Window, convolve_in_phases, has_phases, is_larger
 from unisono._src.programs.equations import Params, Producers, Replacement
 from unisono._src.programs.operands import get_shape
 from unisono._src.typing import Shape

@@ -1,4 +1,4 @@
-"""Calls of the kernels around a step. They are for its memory, its running sums and its digests."""
+"""Calls of the kernels around a step: for its memory, its running sums, its digests and its rows."""
 
 from __future__ import annotations
 
@@ -57,3 +57,28 @@ def keep_array(x: Array) -> Array:
     """Keep a float32 array in memory. XLA can neither compute it again for each reader, nor change its layout to suit one."""
     call = jax.ffi.ffi_call("unisono_keep_array", jax.ShapeDtypeStruct(x.shape, x.dtype), input_output_aliases={0: 0})
     return call(x)
+
+
+def copy_rows(array: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> bool:
+    """Copy chosen rows of an array into another, past the caches.
+
+    Returns False where there are no native kernels, and then copies nothing.
+
+    Args:
+        array: In C order.
+        chosen: The numbers of the rows, within the array.
+        target: In C order, of the array's dtype.
+    """
+    library = load_in_use()
+    if library is None:
+        return False
+    numbers = np.ascontiguousarray(chosen, np.int64)
+    library.unisono_copy_rows(
+        ctypes.c_void_p(array.ctypes.data),
+        ctypes.c_int64(len(array)),
+        ctypes.c_int64(array.nbytes // len(array)),
+        ctypes.c_void_p(numbers.ctypes.data),
+        ctypes.c_int64(len(numbers)),
+        ctypes.c_void_p(target.ctypes.data),
+    )
+    return True

@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax._src import source_info_util
+from jax._src import config, core, source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters import partial_eval
+
+from unisono._src.typed_jax import settings
 
 
 def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
@@ -76,3 +78,18 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def get_trace_state() -> object:
+    """Get a mark of the current trace. Two lines have equal marks if JAX traces both as parts of the same function."""
+    return core.get_opaque_trace_state(convention="nnx")
+
+
+def is_jit_disabled() -> bool:
+    """Whether the user has switched compilation off. `jax.disable_jit` does, and JAX_DISABLE_JIT."""
+    return bool(settings.jax_disable_jit)
+
+
+def omit_source_lines() -> contextlib.AbstractContextManager[None]:
+    """Open a context in which programs hold no source paths. It holds for programs that this thread traces."""
+    return config.traceback_in_locations_limit(0)

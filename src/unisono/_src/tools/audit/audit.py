@@ -10,11 +10,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from unisono._src.tools.audit.audit_report import EXIT, AuditedRun, AuditReport, Cause, Difference, Divergence
-from unisono._src.tools.audit.divergence import measure_divergence
+from unisono._src.tools.audit.difference_place import measure_divergence
 from unisono._src.tools.audit.explanation import explain_difference, name_cause_of_record
 from unisono._src.tools.audit.script_run import FinishedRun, RunPlan, ScriptRunner, find_last_lines
-from unisono._src.tools.records.record_comparison import RecordDifference, find_difference
-from unisono._src.tools.records.run_record import RecordedStep, read_run_record
+from unisono._src.tools.records import RecordDifference, RecordedStep, find_difference, read_run_record
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
 

@@ -11,10 +11,9 @@ import dataclasses
 from typing import NamedTuple
 
 from unisono._src.tools.audit.audit_report import EXIT, Cause, Difference, Place
-from unisono._src.tools.audit.difference_place import NOWHERE, find_place
-from unisono._src.tools.audit.program_comparison import CALLBACKS
+from unisono._src.tools.audit.difference_place import CALLBACKS, NOWHERE, find_place
 from unisono._src.tools.audit.script_run import FinishedRun, find_last_lines
-from unisono._src.tools.records.record_comparison import ENTRY, MADE_BY_STEP, ROWS, RecordDifference, list_fact_differences
+from unisono._src.tools.records import ENTRY, MADE_BY_STEP, ROWS, RecordDifference, list_fact_differences
 
 CALLBACK, DRAWS, START = "callback", "draws", "start"
 

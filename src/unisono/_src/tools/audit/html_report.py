@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import jinja2
 
-from unisono._src.tools.audit import svg
 from unisono._src.tools.audit.audit_report import EXIT, WORDS_OF_KINDS, AuditedRun, AuditReport, Divergence, Source
-from unisono._src.tools.records.record_comparison import STEPS
+from unisono._src.tools.records import STEPS
 from unisono._src.typing import Keywords, UserObject
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -75,7 +74,7 @@ def prepare_page(report: AuditReport) -> Keywords:
     parted.sort(key=lambda pair: difference is None or pair.runs != difference.runs)  # the pair of the finding comes first
     losses = [run for run in report.runs if run.losses]
     steps = max((len(run.losses) for run in losses), default=0)
-    axis = svg.make_axis([loss for run in losses for loss in run.losses])
+    axis = make_axis([loss for run in losses for loss in run.losses])
     return {
         "report": report,
         "policy": POLICY,
@@ -87,9 +86,9 @@ def prepare_page(report: AuditReport) -> Keywords:
         "lines": list_lines(difference.source) if difference and difference.source else [],
         "axis": axis,
         "curves": [draw_losses(run, losses, axis, steps) for run in losses],
-        "step_labels": svg.label_steps(range(1, steps + 1)),
-        "first_step": svg.locate_step(difference.step, steps) if difference and 0 < difference.step <= steps else None,
-        "pairs": [(pair.runs, draw_strips(pair), svg.label_steps(pair.steps)) for pair in parted],
+        "step_labels": label_steps(range(1, steps + 1)),
+        "first_step": locate_step(difference.step, steps) if difference and 0 < difference.step <= steps else None,
+        "pairs": [(pair.runs, draw_strips(pair), label_steps(pair.steps)) for pair in parted],
         "same_pairs": [" and ".join(pair.runs) for pair in report.divergence if pair not in parted],
         "command": shlex.join(report.command),
     }
@@ -120,16 +119,16 @@ def list_lines(source: Source) -> list[tuple[int, str]]:
     return list(enumerate((line[indent:][:LONGEST_LINE] for line in shown), first))
 
 
-def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: svg.Axis, steps: int) -> Curve:
+def draw_losses(run: AuditedRun, runs: Sequence[AuditedRun], axis: Axis, steps: int) -> Curve:
     """Draw the curve of a run. Of curves that coincide each is thinner than the one before, and seen inside of it."""
     is_parted = repr(run.losses) != repr(runs[0].losses)  # NaN is as NaN
     alike = [other for other in runs if (repr(other.losses) != repr(runs[0].losses)) == is_parted]
     after = len(alike) - 1 - alike.index(run)
     width = 2 + (2.5 if is_parted else 4) * min(after, 5) + 3 * (len(alike) < len(runs) and not is_parted)
-    unfit = [step for step, loss in enumerate(run.losses, 1) if loss is not None and not svg.is_drawable(loss)]
-    cross = svg.locate_step(unfit[0], steps) if unfit else None
+    unfit = [step for step, loss in enumerate(run.losses, 1) if loss is not None and not is_drawable(loss)]
+    cross = locate_step(unfit[0], steps) if unfit else None
     words = describe_losses(run, runs[0], unfit)
-    return Curve(run.name, words, svg.draw_curve(run.losses, axis, steps), is_parted, width, cross)
+    return Curve(run.name, words, draw_curve(run.losses, axis, steps), is_parted, width, cross)
 
 
 def describe_losses(run: AuditedRun, first: AuditedRun, unfit: Sequence[int]) -> str:
@@ -159,7 +158,7 @@ def draw_strips(pair: Divergence) -> list[Strip]:
     for at in sorted(order[:MOST_LAYERS]):
         first = firsts[at]
         words = "the same" if first is None else f"step {pair.steps[first]}"
-        strips.append(Strip(pair.layers[at], svg.draw_strip(pair.fractions[at]), words))
+        strips.append(Strip(pair.layers[at], draw_strip(pair.fractions[at]), words))
     return strips
 
 
@@ -173,3 +172,93 @@ def show_unseen(value: UserObject) -> UserObject:
     if not isinstance(value, str) or hasattr(value, "__html__"):  # a part of the page that is escaped
         return value
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape", "backslashreplace").decode(), value)
+
+
+SIZE = 1000
+"""Of a plot's own coordinates, which are stretched to the size that the page gives."""
+
+LARGEST = 1e300
+"""Numbers beyond it are not drawn: differences of two of them may overflow."""
+
+LEAST_ROOM = 1e-300
+"""What is nearer to 0 is 0 on an axis: ticks between such numbers may not be numbers of their own."""
+
+MOST_TICKS = 5
+MOST_COLUMNS = 240
+MOST_LABELS = 8
+
+
+class Axis(NamedTuple):
+    """An axis, from its lower to its upper end."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def locate(self, number: float) -> float:
+        """Compute the height of a number in a drawing. It is 0 at the upper end of the axis and 1 at the lower."""
+        return (self.high - number) / (self.high - self.low)
+
+    @property
+    def labels(self) -> list[tuple[float, str]]:
+        """The ticks with their texts. The texts have as many digits as tell the ticks apart."""
+        largest = max(map(abs, self.ticks)) or 1.0
+        apart = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else largest
+        digits = 1 + math.ceil(max(0.0, math.log10(largest / apart)) + 1e-9)
+        return [(self.locate(tick), f"{tick:.{digits}g}") for tick in self.ticks]
+
+
+def is_drawable(number: float | None) -> bool:
+    """Whether a number has a position on an axis."""
+    return number is not None and math.isfinite(number) and abs(number) < LARGEST
+
+
+def make_axis(numbers: Sequence[float | None]) -> Axis:
+    """Make an axis for the drawable numbers, with some room around."""
+    drawable = [number for number in numbers if number is not None and is_drawable(number)] or [0.0, 1.0]
+    low, high = min(drawable), max(drawable)
+    # Numbers that differ in their last digits alone have room for ticks that are numbers of their own.
+    room = max(0.06 * (high - low), 1e-9 * max(abs(low), abs(high))) if low < high else 0.1 * abs(high)
+    room = room if room > LEAST_ROOM else 1.0
+    return Axis(low - room, high + room, choose_ticks(low - room, high + room))
+
+
+def choose_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Choose some round numbers between two numbers."""
+    rough = (high - low) / MOST_TICKS
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next((factor * size for factor in (1.0, 2.0, 5.0) if factor * size >= rough), 10 * size)
+    return tuple(index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1))
+
+
+def draw_curve(losses: Sequence[float | None], axis: Axis, steps: int) -> str:
+    """Draw the path of a curve. A loss between two gaps is a dot, which round ends make of a line without a length."""
+    commands: list[str] = []
+    is_open = False
+    for step, loss in enumerate(losses, 1):
+        if loss is None or not is_drawable(loss):
+            is_open = False
+            continue
+        point = f"{SIZE * locate_step(step, steps):.4g} {SIZE * axis.locate(loss):.4g}"
+        commands.append(f"L{point}" if is_open else f"M{point}h0")
+        is_open = True
+    return "".join(commands)
+
+
+def locate_step(step: int, steps: int) -> float:
+    """Compute the position of a step's middle along the axis. The left end is 0, the right end is 1."""
+    return (step - 0.5) / steps
+
+
+def label_steps(steps: Sequence[int]) -> list[tuple[float, int]]:
+    """List (position, number) of the steps named below a plot. These are the first one, and others at the same distance."""
+    distance = max(1, math.ceil(len(steps) / MOST_LABELS))
+    return [(locate_step(at + 1, len(steps)), steps[at]) for at in range(0, len(steps), distance)]
+
+
+def draw_strip(fractions: Sequence[float]) -> list[tuple[float, float, float]]:
+    """List (left end, width, opacity) of a layer's cells that differ. Positions are between 0 and 1. Many steps share a cell."""
+    length = max(1, math.ceil(len(fractions) / MOST_COLUMNS))
+    cells = [max(fractions[start : start + length]) for start in range(0, len(fractions), length)]
+    width = length / len(fractions) if fractions else 1.0
+    return [(at * width, width, 0.25 + 0.75 * fraction) for at, fraction in enumerate(cells) if fraction > 0]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from unisono._src.keras.record import run_details
 from unisono._src.keras.record.run_recorder import EACH_PROCESS, INSTEAD, STEPS
 from unisono._src.processes import names
-from unisono._src.tools.records.run_record import RecordedStep, RunRecord, read_run_record
+from unisono._src.tools.records import RecordedStep, RunRecord, read_run_record
 
 LAST_LINES = 25
 

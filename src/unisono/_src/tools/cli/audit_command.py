@@ -82,7 +82,7 @@ def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport
 
 def write_report(report: AuditReport, json_file: pathlib.Path | None, html: pathlib.Path | None) -> None:
     """Write the report's files, and print the table. If the JSON's file is "-", the JSON is printed in place of the table."""
-    from unisono._src.tools.audit.text_report import format_report
+    from unisono._src.tools.audit.audit_report import format_report
 
     if html is not None:
         from unisono._src.tools.audit.html_report import render_report

@@ -14,7 +14,7 @@ from unisono._src.processes.environments.connect import connect_processes
 from unisono._src.processes.environments.precedence import describe_by_first
 from unisono._src.processes.watch.begin import begin_watch
 from unisono._src.tools.doctor.finding import Finding, PromiseVerdict, read_finding
-from unisono._src.tools.doctor.native_kernels import describe_kernels
+from unisono._src.tools.doctor.installation import describe_kernels
 from unisono._src.tools.doctor.placements import compare_placements
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
@@ -105,15 +105,15 @@ def train_together(agreement: Agreement, processes: int) -> tuple[list[Finding],
 
     from unisono._src.keras.strategy.builtin import OneDeviceStrategy
     from unisono._src.keras.strategy.multi_worker import MultiWorkerMirroredStrategy
-    from unisono._src.tools.doctor import self_test
-    from unisono._src.tools.doctor.devices import examine_devices
+    from unisono._src.tools.doctor import trainer
+    from unisono._src.tools.doctor.installation import examine_devices
 
-    replicas = max(self_test.REPLICAS, processes)
+    replicas = max(trainer.REPLICAS, processes)
     together = MultiWorkerMirroredStrategy(devices=1, replicas=replicas)
     alone = OneDeviceStrategy(devices=jax.local_devices()[:1], replicas=replicas)
     bits = [
-        self_test.train_on(alone, f"process {agreement.number} alone", replicas * 2),
-        self_test.train_on(together, f"all processes, as process {agreement.number} has it", replicas * 2),
+        trainer.train_on(alone, f"process {agreement.number} alone", replicas * 2),
+        trainer.train_on(together, f"all processes, as process {agreement.number} has it", replicas * 2),
     ]
     gathered = agreement.gather_values("the bits of the self-test", list(map(dataclasses.asdict, bits)))
     trained = [record for placement in zip(*gathered, strict=True) for record in placement]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from unisono._src.engine.xla import device_kind, runtime
-from unisono._src.kernels.native.processor import read_cores
+from unisono._src.kernels.native.library import read_cores
 from unisono._src.tools.doctor.finding import Finding, PromiseVerdict
 
 SECTION = "processor"

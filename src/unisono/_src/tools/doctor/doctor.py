@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from unisono._src.tools.doctor import cluster, cores, libraries, native_kernels, settings
-from unisono._src.tools.doctor.finding import Finding, compute_exit_code, run_check
+from unisono._src.tools.doctor import cluster, cores, installation, settings
+from unisono._src.tools.doctor.finding import (
+    Finding,
+    compute_exit_code,
+    format_findings,
+    format_verdict,
+    make_json_record,
+    run_check,
+)
 from unisono._src.tools.doctor.placements import try_placements
-from unisono._src.tools.doctor.printout import format_findings, format_verdict, make_json_record
 from unisono._src.typing import Json
 
 ALONE = Finding(
@@ -16,7 +22,7 @@ ALONE = Finding(
 )
 
 CHECKS = {
-    ("versions", "libraries"): libraries.examine_libraries,
+    ("versions", "libraries"): installation.examine_libraries,
     ("settings", "GPU flags"): settings.examine_gpu_flags,
     ("settings", "excess precision"): settings.examine_excess_precision,
     ("settings", "CPU threads"): settings.examine_threads,
@@ -24,7 +30,7 @@ CHECKS = {
     ("settings", "XLA_FLAGS"): settings.examine_other_flags,
     ("settings", "JAX"): settings.examine_jax_settings,
     ("processor", "cores"): cores.examine_cores,
-    ("processor", "native kernels"): native_kernels.examine_kernels,
+    ("processor", "native kernels"): installation.examine_kernels,
 }
 """The checks that run before JAX starts, by section and subject."""
 

@@ -13,7 +13,7 @@ from unisono._src.processes import names
 from unisono._src.processes.environments.precedence import AGREEING_VARIABLES
 from unisono._src.processes.launch.worker_environment import list_gpus
 from unisono._src.tools.doctor.finding import Finding, PromiseVerdict, read_finding
-from unisono._src.tools.doctor.trained_bits import TrainedBits
+from unisono._src.tools.doctor.trainer import TrainedBits
 from unisono._src.typing import Json
 
 SECTION = "placements"

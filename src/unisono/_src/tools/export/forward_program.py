@@ -15,13 +15,12 @@ from jax import export as jax_export
 from jax.extend.core import ClosedJaxpr
 
 from unisono._src.keras.checks.user_code.jaxpr import walk_programs
-from unisono._src.keras.private.compiled_losses import call_model
+from unisono._src.keras.private.compiled_losses import call_model, get_keras_mask, hide_masks
 from unisono._src.keras.private.export_inputs import avoid_platform_kernels
-from unisono._src.keras.private.masks import get_keras_mask, hide_masks
-from unisono._src.keras.private.method_calls import replace_methods
+from unisono._src.keras.private.instances import replace_methods
 from unisono._src.keras.private.trace_failures import find_first_error
 from unisono._src.keras.private.trainer_state import ReadingScope
-from unisono._src.programs.private.tracing import omit_source_lines
+from unisono._src.programs.private.jaxprs import omit_source_lines
 from unisono._src.tools.export.input_signature import InputSignature
 from unisono._src.tools.export.structure import Structure, StructureError, flatten_tree
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from unisono._src.keras.private.compiled_losses import set_keras_mask
 from unisono._src.keras.private.instances import set_untracked
-from unisono._src.keras.private.masks import set_keras_mask
 from unisono._src.keras.replica.random_keys import derive_key
 from unisono._src.keras.replica.trace_recorder import get_current_code
 from unisono._src.tools.export import model_variables

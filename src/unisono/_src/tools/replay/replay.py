@@ -9,8 +9,14 @@ import pathlib
 
 from unisono._src.processes import names
 from unisono._src.tools.audit.script_run import RunPlan, ScriptRunner, find_last_lines
-from unisono._src.tools.records.record_comparison import RecordDifference, compare_steps, list_fact_differences
-from unisono._src.tools.records.run_record import RecordedStep, RunRecord, read_run_record
+from unisono._src.tools.records import (
+    RecordDifference,
+    RecordedStep,
+    RunRecord,
+    compare_steps,
+    list_fact_differences,
+    read_run_record,
+)
 from unisono._src.tools.replay.replay_report import ReplayReport
 
 INSPECTOR = "unisono._src.tools.replay.step_inspector"

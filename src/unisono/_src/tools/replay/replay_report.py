@@ -7,8 +7,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
-from unisono._src.tools.audit.text_report import format_columns, wrap_text
-from unisono._src.tools.records.record_comparison import KIND_WORDS, RecordDifference
+from unisono._src.tools.audit.audit_report import format_columns, wrap_text
+from unisono._src.tools.records import KIND_WORDS, RecordDifference
 from unisono._src.typing import Json
 
 MOST_LAYERS = 40

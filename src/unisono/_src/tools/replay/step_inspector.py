@@ -14,17 +14,16 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.engine.global_batch import GlobalBatch
+from unisono._src.engine.row_counts import WholeBatch
 from unisono._src.engine.state import RecordedVariables, list_told
-from unisono._src.engine.step.cut_step import InspectedProgram
-from unisono._src.engine.step.inspected_step import InspectedReplica, InspectedStep
-from unisono._src.engine.step.observer import StepObserver, WatchedStep
-from unisono._src.engine.whole_batch import WholeBatch
-from unisono._src.keras.private.live_layers import LiveLayers
+from unisono._src.engine.step.observer import InspectedReplica, InspectedStep, StepObserver, WatchedStep
+from unisono._src.engine.step.traced_step import InspectedProgram
+from unisono._src.keras.private.variable_paths import LiveLayers
 from unisono._src.keras.record.traced_program import describe_equation, find_user_line, format_constants, format_equation
 from unisono._src.processes import names
-from unisono._src.processes.replayed_step import get_replayed_step
+from unisono._src.processes.names import get_replayed_step
 from unisono._src.tools.audit.audit_report import name_number
-from unisono._src.tools.records.record_comparison import GRADIENT
+from unisono._src.tools.records import GRADIENT
 from unisono._src.tools.replay.not_finite import NotFinite, find_not_finite
 from unisono._src.typing import Json
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from unisono._src.keras.fit.bond import Bond, get_bond
-from unisono._src.keras.fit.callback_protocol import FitCallback
+from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.fit.steps_per_call import MOST_STEPS
 from unisono._src.keras.private.optimizers import LossScaleOptimizer
 from unisono._src.near_names import says_near_names
@@ -22,8 +22,7 @@ from unisono._src.tools.tensorboard.batch_count import BatchCount, Speed
 from unisono._src.tools.tensorboard.event_file import EventFiles, import_tensorboardx
 from unisono._src.tools.tensorboard.layer_graph import write_model
 from unisono._src.tools.tensorboard.profiling import Profile, ProfileBatch
-from unisono._src.tools.tensorboard.projector import MetadataFiles, check_metadata, write_tables
-from unisono._src.tools.tensorboard.weight_summaries import write_weights
+from unisono._src.tools.tensorboard.weight_summaries import MetadataFiles, check_metadata, write_tables, write_weights
 from unisono._src.typing import Json, Logs, UserObject
 
 FLUSH_SECONDS = 10.0

@@ -20,12 +20,12 @@ import numpy as np
 from unisono._src.keras.checks.user_code.captured_arrays import (
     can_come_from,
     find_captured_arrays,
+    find_constant_operands,
     is_among_constants,
     is_chosen_from,
     is_source_of_items,
 )
 from unisono._src.keras.checks.user_code.captures import Capture
-from unisono._src.keras.checks.user_code.constant_operands import find_constant_operands
 from unisono._src.keras.checks.user_code.inspected_code import InspectedCode
 from unisono._src.keras.checks.user_code.jaxpr import find_constants, find_origins, find_unmarked_constants
 from unisono._src.keras.checks.user_code.provenance import Provenance

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono._src.keras.data.keras_adapter import read_one_ahead
+from unisono._src.keras.data.source import read_one_ahead
 
 
 def test_a_batch_is_asked_for_before_the_one_before_it_is_handed_out():

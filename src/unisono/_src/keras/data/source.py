@@ -1,0 +1,114 @@
+"""A source of global batches, with their positions."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Container, Iterator
+from typing import TypeVar, cast
+
+import jax
+
+from unisono._src.engine.global_batch import is_batch_array
+from unisono._src.keras.data.resume import NumberedBatch, resume_indexed, resume_stream
+from unisono._src.keras.data.resume_point import Digest, ResumePoint, Size
+from unisono._src.keras.data.row_order import RowOrder
+from unisono._src.keras.private.data_adapters import DataAdapter
+from unisono._src.typing import UserBatch
+
+T = TypeVar("T")
+
+
+class Source(DataAdapter, abc.ABC):
+    """A source of global batches with their positions.
+
+    It is read one pass at a time, by `fit` and by loops. Keras' loops read it as one of their adapters.
+    """
+
+    order: RowOrder
+    is_stream: bool
+    """Whether a batch that was read and not trained on is lost."""
+    has_index: bool
+    """Whether a later batch can be read without the earlier ones."""
+    changes_with_epochs = False
+    """Whether it may change when Keras begins or ends an epoch, which is no pass."""
+    # Most sources do not know what Keras asks for here. To pyright a property that is made by a call overrides none.
+    batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    @abc.abstractmethod
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
+        """Read the batches of one pass. `start` may be later than the first batch only for a source with an index."""
+
+    def begin_pass(self) -> None:
+        """Tell what is read that a pass begins, if reading its batches does not. By default nothing is done."""
+
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
+        """Skip these passes of a source with an index.
+
+        `left` are passes whose end was not reached. `begun`: what is read was told that the first one begins. By default nothing is done: a
+        list does not change between passes.
+        """
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a pass may depend on earlier passes. The order that we decide does not count."""
+        return not self.has_index
+
+    def warn_before_resumes(self) -> None:
+        """Warn of a source that may give a resumed training other rows. Nothing is known of an iterable."""
+
+    def size(self) -> Size:
+        """Count the batches and rows of the current pass."""
+        return {} if self.num_batches is None else {"batches": self.num_batches}
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the orders of rows."""
+        return [self.order.seed]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        (self.order.seed,) = seeds
+
+    def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Digest | None]:
+        """Resume a pass at a resume point.
+
+        The result has the batches from there on, and the digest of earlier batches, if they were read.
+        """
+
+        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
+            self.order.passes = pass_
+            return self.batches(start)
+
+        def begin_indexed(pass_: int, start: int) -> Iterator[NumberedBatch]:
+            self.begin_pass()
+            return begin(pass_, start)
+
+        if self.has_index:
+            return resume_indexed(place, begin_indexed, self.skip, self.size), None
+        return resume_stream(place, begin, self.size)
+
+    def batches_from(self, start: int) -> Iterator[UserBatch]:
+        return (batch for _, _, batch in self.batches(start))
+
+    def get_jax_iterator(self) -> Iterator[UserBatch]:
+        return self.batches_from(0)
+
+    def get_numpy_iterator(self) -> Iterator[UserBatch]:
+        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
+
+
+def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:
+    """Yield the same batches, reading one batch ahead. An error is raised after the last good batch."""
+    end = object()
+    ready = next(batches, end)
+    while ready is not end:
+        error = None
+        try:
+            ahead = next(batches, end)
+        except Exception as raised:  # of the source; it is raised after the batch before it
+            error = raised
+            ahead = end
+        yield cast(T, ready)
+        if error is not None:
+            raise error
+        ready = ahead

@@ -1,1 +1,0 @@
-"""Record files: read, and compared."""
