@@ -42,6 +42,8 @@ BLOCK = 1_250_000
 class CollectiveExchange:
     """An exchange between linked devices of one process."""
 
+    adds_in_programs = False
+
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._mesh = get_mesh(placement.devices)

@@ -10,6 +10,7 @@ import numpy as np
 
 from unisono._src.engine import reduction_tree
 from unisono._src.engine.device_mesh import get_mesh
+from unisono._src.engine.exchange.in_program import can_add_in_programs
 from unisono._src.engine.exchange.protocol import FinishedSums, SumDescription
 from unisono._src.engine.packing import PackedTree
 from unisono._src.engine.xla.programs import DeviceProgram
@@ -24,6 +25,7 @@ class LeadExchange:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
+        self.adds_in_programs = placement.processes is None and can_add_in_programs(self._mesh)
         self._take_first = DeviceProgram(take_first_places, cut=True)
         self._put_first = DeviceProgram(put_at_first_places, donate=(0,), cut=True)
         self._make_adder = functools.cache(make_adder)

@@ -53,6 +53,8 @@ class Exchange(Protocol):
     """Adds over devices. A step calls it once for each sum that it needs, on every process in the same order."""
 
     placement: Placement
+    adds_in_programs: bool
+    """Whether programs on these devices may add up inside, so that there is nothing left for `total`."""
 
     def total(self, finished: Sequence[FinishedSums], description: SumDescription) -> PackedTree:
         """Put the sum over all replicas into the last of these arrays.

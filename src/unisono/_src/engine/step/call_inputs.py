@@ -47,6 +47,10 @@ class CallOrders(NamedTuple):
     """1 if the running sums are complete after these replicas."""
     finishing: Whole = 0
     """1 if the sums are totals over all replicas. The step ends then."""
+    group: Whole = 0
+    """The devices that add up inside of the call: a number of `DeviceGroups`, or 0 if their sums are not added there."""
+    device: Whole = 0
+    """Which of these devices this one is."""
 
 
 NOTHING = CallOrders()

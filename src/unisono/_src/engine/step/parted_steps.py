@@ -168,6 +168,29 @@ class PartedSteps:
 
 
 @functools.lru_cache(maxsize=256)
+def order_whole(round_: Round, steps: int, phases: int, group: int) -> Orders:
+    """Build each device's orders for whole steps. The devices add up in `group`."""
+    return tuple(
+        (
+            CallOrders(
+                steps,
+                first=run.first,
+                replicas=run.count,
+                place=place,
+                row=run.rows.start,
+                end=phases,
+                summing=1,
+                finishing=1,
+                group=group,
+                device=device,
+            ),
+        )
+        for device, (run, place) in enumerate(zip(round_.runs, round_.places, strict=True))
+        if run is not None
+    )
+
+
+@functools.lru_cache(maxsize=256)
 def order_round(round_: Round, phase: int, after_end: bool) -> Orders:
     """Build each device's orders for a phase of a round. With `after_end`, the end of the step before is computed first."""
     own = [

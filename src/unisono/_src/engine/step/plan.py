@@ -148,9 +148,14 @@ class BatchPlan:
 
     @functools.cached_property
     def whole(self) -> Round | None:
-        """The one call that runs the whole step, if any. It is None if the step needs several devices or programs."""
-        alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
-        return self.layers[0].rounds[0] if alone else None
+        """The one call that runs the whole step, if any.
+
+        Then each device sums one subtree, whose replicas are of the same size on all of them. Several devices have to add up inside of the
+        call.
+        """
+        layer = self.layers[0]
+        is_alone = len(self.of_processes) == len(self.layers) == len(layer.rounds) == 1
+        return layer.rounds[0] if is_alone and all(part is not None and len(part.runs) == 1 for part in layer.parts) else None
 
     @functools.cached_property
     def first_round(self) -> Round | None:

@@ -202,7 +202,8 @@ class StepProgram:
         # With 0 nothing is folded: later calls push more replicas onto the same stack.
         complete = jnp.where((is_on & orders.summing) == 1, orders.before + orders.replicas, 0)
         all_kept = {size: put_item(work.kept[size], phase, done.kept)} if size in work.kept else {}
-        sums = put_item(work.sums, phase, running_sums.fold_sums(done.sums, complete))
+        sums = running_sums.fold_sums(done.sums, complete)
+        sums = put_item(work.sums, phase, running_sums.add_over_devices(sums, orders.group, orders.device))
         return work._replace(sums=sums, kept=work.kept | all_kept), done.outputs if is_last else outputs
 
     def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:

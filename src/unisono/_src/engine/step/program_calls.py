@@ -21,6 +21,7 @@ from unisono._src.engine.step.program import CallResult, StepBuffers, StepProgra
 from unisono._src.engine.xla import determinism
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.engine.xla.runtime import Interrupts
+from unisono._src.kernels.native.step_calls import SUMMED_DTYPES
 from unisono._src.kernels.rules import rewrite_function, trace_as_rewritten
 from unisono._src.placement import Placement
 from unisono._src.programs.program_digest import digest_program
@@ -75,6 +76,11 @@ class ProgramCalls:
             self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
         return cut.phases
+
+    def sums_over_devices(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
+        """Whether the program can add up all sums of such steps over devices."""
+        phases = range(self.prepare(batch, batch_plan))
+        return all(SUMMED_DTYPES.issuperset(self._device_state.describe_sums(phase)) for phase in phases)
 
     def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Compute the layout of a step's buffers."""

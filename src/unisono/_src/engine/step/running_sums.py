@@ -16,7 +16,7 @@ from jax import lax
 
 from unisono._src.engine.packing import PackedTree, pack_tree
 from unisono._src.kernels.before_gradient import uses_kernels
-from unisono._src.kernels.native.step_calls import call_push
+from unisono._src.kernels.native.step_calls import SUMMED_DTYPES, call_all_reduce, call_push
 from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier, take_index, update_index
 from unisono._src.typing import Array, PyTree
 
@@ -77,3 +77,14 @@ def fold_sums(sums: Sums, count: Array) -> Sums:
 
 def add_to_place_below(sums: Sums, place: Array) -> Sums:
     return set_place(sums, place - 1, optimization_barrier(map_tree(jnp.add, get_place(sums, place - 1), get_place(sums, place))))
+
+
+def add_over_devices(sums: Sums, group: int | Array, device: int | Array) -> Sums:
+    """Add complete sums over the devices of a group. A device alone has group 0, and keeps its own.
+
+    Only a kernel can: XLA's collectives are other machine code than a device alone has.
+    """
+    if not sums or not uses_kernels() or not SUMMED_DTYPES.issuperset(sums):
+        return sums
+    numbers = jnp.stack([jnp.asarray(group, "int32"), jnp.asarray(device, "int32")])
+    return dict(zip(sums, call_all_reduce(numbers, list(sums.values())), strict=True))

@@ -73,6 +73,7 @@ NEEDED = {
 """The levels, best first, with the processor's instructions that each needs, in Linux's words."""
 
 TARGETS = (
+    "unisono_all_reduce",
     "unisono_attend",
     "unisono_attend_gradient",
     "unisono_convolve",

@@ -22,6 +22,37 @@ def call_push(sums: Array, before: Array, arrays: Sequence[Array]) -> Array:
     return call(sums, before.astype("int32"), *arrays)
 
 
+SUMMED_DTYPES = frozenset({"float32", "float64", "int32", "int64", "uint32", "uint64"})
+"""Dtypes of sums that devices add up inside of a program."""
+
+
+def call_all_reduce(numbers: Array, sums: Sequence[Array]) -> list[Array]:
+    """Add up the first places of `sums` over the devices of a group.
+
+    Each is (place, element). The devices' calls meet here, and the last one adds.
+
+    Args:
+        numbers: The number of the group, from `make_group`, or 0 for a device alone; and which of its devices this one is.
+        sums: The device's sums.
+    """
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in sums]
+    places = {position + 1: position for position in range(len(sums))}
+    return list(jax.ffi.ffi_call("unisono_all_reduce", results, input_output_aliases=places)(numbers, *sums))
+
+
+def make_group(devices: int, additions: Sequence[tuple[int, int]]) -> int:
+    """Make a group of devices, whose programs add up inside.
+
+    Args:
+        devices: Their number.
+        additions: In order, (device, other): the sum of the first takes in the other's. Device 0 has the total at the end.
+    """
+    library = load_in_use()
+    assert library is not None  # their programs have been compiled with kernels
+    numbers = np.array(additions, np.int32).reshape(-1)
+    return library.unisono_make_group(ctypes.c_int64(devices), ctypes.c_void_p(numbers.ctypes.data), ctypes.c_int64(numbers.size))
+
+
 def call_digest(arrays: Sequence[Array], parts: Sequence[tuple[int, int, int]]) -> Array:
     """Digest parts of arrays, each given as (array, first element, elements). The result is (part, lane)."""
     result = jax.ShapeDtypeStruct((len(parts), 2), np.uint32)

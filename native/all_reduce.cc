@@ -1,0 +1,183 @@
+// Sums over the devices of a process, inside of the step program.
+//
+// The executions of a step, one for each device, come here with the sum of their replicas. The last one to come adds, in the order of the
+// reduction tree, and writes the total into the memory of all. Nobody waits in a thread: those that have come go on when they are told, in a
+// thread of XLA's pool. A device that is alone goes on at once, so one program serves every placement.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "arguments.h"
+#include "pieces.h"
+
+namespace unisono {
+namespace {
+
+constexpr int64_t BYTES_OF_A_PIECE = 1 << 16;
+
+// Some elements of a dtype, which each device has.
+struct Vector {
+  void* data;
+  int64_t length;
+  ffi::DataType dtype;
+};
+
+struct Arrival {
+  std::vector<Vector> vectors;
+  ffi::Promise promise;
+};
+
+// Devices that add up. `additions` are pairs: the first device's sum takes in the second's. The last pair makes the total, in device 0.
+struct Group {
+  int64_t devices;
+  std::vector<int32_t> additions;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Arrival>> arrivals;
+  int64_t count = 0;
+};
+
+std::mutex groups_mutex;
+std::unordered_map<int32_t, std::shared_ptr<Group>> groups;
+int32_t next_group = 1;
+
+template <class T>
+void add_elements(const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals, size_t vector, int64_t first, int64_t last) {
+  const auto data_of = [&](int64_t device) { return static_cast<T*>(arrivals[device]->vectors[vector].data); };
+  for (size_t pair = 0; pair < group.additions.size(); pair += 2) {
+    T* to = data_of(group.additions[pair]);
+    const T* from = data_of(group.additions[pair + 1]);
+    if constexpr (std::is_integral_v<T>) {  // which wrap around
+      using Unsigned = std::make_unsigned_t<T>;
+      for (int64_t i = first; i < last; i++) to[i] = static_cast<T>(static_cast<Unsigned>(to[i]) + static_cast<Unsigned>(from[i]));
+    } else {
+      for (int64_t i = first; i < last; i++) to[i] = to[i] + from[i];
+    }
+  }
+  for (int64_t device = 1; device < group.devices; device++) std::copy(data_of(0) + first, data_of(0) + last, data_of(device) + first);
+}
+
+// Whether the sums of a dtype can be added here, and by what.
+template <class Function>
+bool with_type(ffi::DataType dtype, const Function& function) {
+  switch (dtype) {
+    case ffi::DataType::F32: function(float{}); return true;
+    case ffi::DataType::F64: function(double{}); return true;
+    case ffi::DataType::S32: function(int32_t{}); return true;
+    case ffi::DataType::S64: function(int64_t{}); return true;
+    case ffi::DataType::U32: function(uint32_t{}); return true;
+    case ffi::DataType::U64: function(uint64_t{}); return true;
+    default: return false;
+  }
+}
+
+ffi::Error add_vectors(ffi::ThreadPool& pool, const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals) {
+  for (size_t vector = 0; vector < arrivals[0]->vectors.size(); vector++) {
+    const Vector& like = arrivals[0]->vectors[vector];
+    for (const auto& arrival : arrivals)
+      if (arrival->vectors.size() != arrivals[0]->vectors.size() || arrival->vectors[vector].length != like.length ||
+          arrival->vectors[vector].dtype != like.dtype)
+        return ffi::Error::InvalidArgument("The devices have sums of different shapes.");
+    ffi::Error error = ffi::Error::Success();
+    const bool is_known = with_type(like.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      const int64_t unit = BYTES_OF_A_PIECE / sizeof(T);
+      error = run_kernel("unisono_all_reduce", [&] {
+        run_pieces(pool, divide_up(like.length, unit), [&](int64_t piece) {
+          add_elements<T>(group, arrivals, vector, piece * unit, std::min(like.length, (piece + 1) * unit));
+        });
+      });
+    });
+    if (!is_known) return ffi::Error::InvalidArgument("Sums of this dtype are not added here.");
+    if (error.failure()) return error;
+  }
+  return ffi::Error::Success();
+}
+
+// Lets the others go on in threads of the pool: a promise that is kept runs what waits for it, and here that is the rest of a step.
+void let_go(ffi::ThreadPool& pool, std::vector<std::unique_ptr<Arrival>>& arrivals, int64_t own, const ffi::Error& error) {
+  for (int64_t device = 0; device < static_cast<int64_t>(arrivals.size()); device++) {
+    const auto keep = [promise = std::make_shared<ffi::Promise>(std::move(arrivals[device]->promise)),
+                       failure = error.failure() ? std::make_shared<std::string>(error.message()) : nullptr] {
+      if (failure)
+        promise->SetError(ffi::Error::Internal(*failure));
+      else
+        promise->SetAvailable();
+    };
+    if (device == own)
+      keep();
+    else
+      pool.Schedule(std::function<void()>(keep));
+  }
+}
+
+ffi::Future fail(const char* message) {
+  ffi::Promise promise;
+  promise.SetError(ffi::Error::InvalidArgument(message));
+  return ffi::Future(promise);
+}
+
+// numbers: the group of the devices, 0 for a device alone, and which of them this one is. sums: [places][length] each; the total is written
+// to the first place, and the result is the same memory.
+ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::RemainingArgs sums, ffi::RemainingRets results) {
+  if (numbers.element_count() != 2 || sums.size() != results.size()) return fail("An all-reduce gets a group, a device, and sums.");
+  const int32_t number = numbers.typed_data()[0];
+  const int32_t device = numbers.typed_data()[1];
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  std::vector<Vector> vectors;
+  for (size_t i = 0; i < sums.size(); i++) {
+    const auto array = *sums.get<ffi::AnyBuffer>(i);
+    auto result = *results.get<ffi::AnyBuffer>(i);
+    if (result->untyped_data() != array.untyped_data()) return fail("Sums are changed where they are.");
+    if (array.dimensions().size() != 2) return fail("Sums have the dimensions (places, length).");
+    vectors.push_back({array.untyped_data(), array.dimensions()[1], array.element_type()});
+  }
+  if (number == 0) {
+    promise.SetAvailable();
+    return future;
+  }
+  std::shared_ptr<Group> group;
+  {
+    std::lock_guard<std::mutex> lock(groups_mutex);
+    const auto found = groups.find(number);
+    if (found == groups.end() || device < 0 || device >= found->second->devices) return fail("There is no such group of devices.");
+    group = found->second;
+  }
+  std::vector<std::unique_ptr<Arrival>> arrivals;
+  {
+    std::lock_guard<std::mutex> lock(group->mutex);
+    if (group->arrivals.empty()) group->arrivals.resize(group->devices);
+    if (group->arrivals[device]) return fail("A device has come twice.");
+    group->arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(vectors), std::move(promise)});
+    if (++group->count < group->devices) return future;
+    group->count = 0;
+    arrivals.swap(group->arrivals);
+  }
+  let_go(pool, arrivals, device, add_vectors(pool, *group, arrivals));
+  return future;
+}
+
+}  // namespace
+}  // namespace unisono
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_all_reduce, unisono::AllReduce,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+// Makes a group of devices, and returns its number.
+extern "C" int32_t unisono_make_group(int64_t devices, const int32_t* additions, int64_t count) {
+  auto group = std::make_shared<unisono::Group>();
+  group->devices = devices;
+  group->additions.assign(additions, additions + count);
+  std::lock_guard<std::mutex> lock(unisono::groups_mutex);
+  unisono::groups.emplace(unisono::next_group, group);
+  return unisono::next_group++;
+}
+#pragma GCC visibility pop
