@@ -121,8 +121,8 @@ def make_list() -> str:
     lines: list[str] = []
     room = ""
     for message in list_messages():
-        if message.module.split("/")[0] != room:
-            room = message.module.split("/")[0]
+        if (parent := message.module.rpartition("/")[0] or message.module) != room:
+            room = parent
             lines += ["", f"### `{room}`", ""]
         test = tests_of_messages().get(message)
         text = re.sub(r"([\\`*_\[\]<>|{}$])", r"\\\1", message.text)

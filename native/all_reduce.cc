@@ -34,14 +34,14 @@ struct Arrival {
 struct Group {
   int64_t devices;
   std::vector<int32_t> additions;
-  std::mutex mutex;
   std::vector<std::unique_ptr<Arrival>> arrivals;
   int64_t count = 0;
 };
 
-std::mutex groups_mutex;
+std::mutex mutex;  // of all that follows, and of what the groups hold
 std::unordered_map<int32_t, std::shared_ptr<Group>> groups;
 int32_t next_group = 1;
+std::string failure;  // of a kernel; groups with smaller numbers than the next one at that time are gone
 
 template <class T>
 void add_elements(const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals, size_t vector, int64_t first, int64_t last) {
@@ -113,9 +113,9 @@ void let_go(ffi::ThreadPool& pool, std::vector<std::unique_ptr<Arrival>>& arriva
   }
 }
 
-ffi::Future fail(const char* message) {
+ffi::Future fail(const std::string& message) {
   ffi::Promise promise;
-  promise.SetError(ffi::Error::InvalidArgument(message));
+  promise.SetError(ffi::Error::Internal(message));
   return ffi::Future(promise);
 }
 
@@ -140,15 +140,13 @@ ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::
     return future;
   }
   std::shared_ptr<Group> group;
-  {
-    std::lock_guard<std::mutex> lock(groups_mutex);
-    const auto found = groups.find(number);
-    if (found == groups.end() || device < 0 || device >= found->second->devices) return fail("There is no such group of devices.");
-    group = found->second;
-  }
   std::vector<std::unique_ptr<Arrival>> arrivals;
   {
-    std::lock_guard<std::mutex> lock(group->mutex);
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = groups.find(number);
+    if (found == groups.end()) return fail(failure.empty() ? "There is no such group of devices." : failure);
+    group = found->second;
+    if (device < 0 || device >= group->devices) return fail("There is no such device in the group.");
     if (group->arrivals.empty()) group->arrivals.resize(group->devices);
     if (group->arrivals[device]) return fail("A device has come twice.");
     group->arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(vectors), std::move(promise)});
@@ -161,6 +159,21 @@ ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::
 }
 
 }  // namespace
+
+// A device whose kernel has failed does not come any more: the others are told, those that wait and those that are still to come.
+void note_kernel_failure(const std::string& message) {
+  std::vector<std::unique_ptr<Arrival>> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    failure = message;
+    for (auto& [number, group] : groups)
+      for (auto& arrival : group->arrivals)
+        if (arrival) left.push_back(std::move(arrival));
+    groups.clear();
+  }
+  for (auto& arrival : left) arrival->promise.SetError(ffi::Error::Internal(message));
+}
+
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
@@ -176,8 +189,14 @@ extern "C" int32_t unisono_make_group(int64_t devices, const int32_t* additions,
   auto group = std::make_shared<unisono::Group>();
   group->devices = devices;
   group->additions.assign(additions, additions + count);
-  std::lock_guard<std::mutex> lock(unisono::groups_mutex);
+  std::lock_guard<std::mutex> lock(unisono::mutex);
   unisono::groups.emplace(unisono::next_group, group);
   return unisono::next_group++;
+}
+
+// Whether a group is there: none of those is that were made before a kernel failed.
+extern "C" int32_t unisono_has_group(int32_t number) {
+  std::lock_guard<std::mutex> lock(unisono::mutex);
+  return unisono::groups.count(number);
 }
 #pragma GCC visibility pop

@@ -29,6 +29,9 @@ class NoMemory : public std::bad_alloc {
   const int64_t bytes;
 };
 
+// Tells the devices that add up with this one (all_reduce.cc).
+void note_kernel_failure(const std::string& message);
+
 // Runs a kernel. Where there is no memory for it, returns an error that says so, which JAX raises.
 template <class Kernel>
 ffi::Error run_kernel(const char* name, const Kernel& kernel) {
@@ -40,8 +43,10 @@ ffi::Error run_kernel(const char* name, const Kernel& kernel) {
     amount = std::to_string(error.bytes) + " bytes of memory";
   } catch (const std::bad_alloc&) {
   }
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("The kernel ") + name + " asked for " + amount +
-                                                            ", and there is no more. Use smaller batches, or more replicas.");
+  const auto message =
+      std::string("The kernel ") + name + " asked for " + amount + ", and there is no more. Use smaller batches, or more replicas.";
+  note_kernel_failure(message);
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, message);
 }
 
 // Calls piece(0) to piece(count - 1). Which thread computes a piece is open; what a piece computes must not depend on it.

@@ -1,4 +1,4 @@
-"""One contract for both exchanges: the bits of the tree, on every placement."""
+"""One contract for all exchanges: the bits of the tree, on every placement."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from unisono._src.engine import reduction_tree
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.exchange import CollectiveExchange, LeadExchange, collectives
 from unisono._src.engine.exchange.collectives import read_bits, view_bits
+from unisono._src.engine.exchange.in_program import DeviceGroups
 from unisono._src.engine.exchange.on_lead import add_vectors
 from unisono._src.engine.exchange.protocol import FinishedSums, SumDescription
 from unisono._src.engine.packing import pack_tree
+from unisono._src.engine.step import running_sums
 from unisono._src.engine.step.plan import plan_batch
+from unisono._src.kernels.native.library import load_kernels
+from unisono._src.kernels.rules import rewrite_function
 from unisono._src.placement import Placement
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
@@ -83,27 +87,60 @@ def test_an_exchange_has_the_bits_of_the_tree(kind, size, replicas, devices, pre
             assert (block.dtype, np.asarray(block)[0].tobytes()) == (expected[name].dtype, expected[name].tobytes())
 
 
+NODES = [(8, 2), (8, 4), (8, 8), (16, 2), (3, 3), (5, 5), (7, 7), (6, 6)]
+"""(replicas, devices), where each device has one subtree."""
+
+
+@pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+@settings(max_examples=cases(6, 25))
+@given(placed=st.sampled_from(NODES), length=st.sampled_from([1, 70_000]), steps=st.integers(1, 4), seed=st.integers(0, 99))
+def test_programs_add_up_inside_in_the_order_of_the_tree(placed, length, steps, seed):
+    """In each step of a loop, in vectors of several dtypes."""
+    replicas, devices = placed
+    rng, placement = np.random.default_rng(seed), Placement(replicas, tuple(jax.devices()[:devices]))
+    plan, mesh = plan_batch(replicas, None, placement), get_mesh(placement.devices)
+    values = [
+        {"float32": rng.standard_normal(length).astype("float32"), "uint32": rng.integers(0, 2**32, 3).astype("uint32")}
+        for _ in range(replicas)
+    ]
+    own = [on_one_device(values, node[0]) for node in plan.layers[0].nodes]
+    group = DeviceGroups().find(plan.leaves, plan.layers[0].nodes)
+
+    def run(numbers, sums):
+        def step(number, added):
+            return running_sums.add_over_devices(sums, *numbers[0])
+
+        return jax.lax.fori_loop(0, steps, step, sums)
+
+    sums = {name: mesh.put_blocks([np.stack([one[name], one[name] * 0]) for one in own]) for name in own[0]}
+    numbers = mesh.put_blocks([np.array([[group, device]], np.int32) for device in range(devices)])
+    total = jax.jit(rewrite_function(mesh.map_blocks(run, cut=True, cut_results=True), "cpu"))(numbers, sums)
+    expected = on_one_device(values, range(replicas))
+    for name, added in total.items():
+        assert {np.asarray(block)[0].tobytes() for block in mesh.list_blocks(added)} == {expected[name].tobytes()}
+
+
 def few_rows():
     """One whole batch and one with fewer rows than replicas."""
     model, compile_, data = normalized()
     return model, compile_, data | {name: data[name][: ROWS_AT_ONCE + 3] for name in ("x", "y")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [3, *slow(8)])
-def test_training_over_collectives_has_the_bits_of_sums_on_the_lead(devices):
-    """Whole epochs, ragged batches, and totals that every device applies by itself."""
+@pytest.mark.parametrize("devices", [2, *slow(3, 8)])
+def test_training_has_the_bits_of_every_exchange(devices):
+    """Inside of programs, on the lead, and over collectives. Whole epochs, ragged batches, and totals that every device applies by itself."""
     fingerprints = []
-    for kind in (LeadExchange, CollectiveExchange):
+    for kind, inside in ((LeadExchange, True), (LeadExchange, False), (CollectiveExchange, False)):
         keras.utils.set_random_seed(0)
         strategy = un.MirroredStrategy(devices=devices, replicas=8)
         strategy.exchange = kind(strategy.placement)
+        strategy.exchange.adds_in_programs &= inside
         with strategy.scope():
             model, compile_, data = cases(few_rows, several_outputs)()
         model.compile(**compile_)
         history = model.fit(**data, batch_size=ROWS_AT_ONCE, epochs=1, verbose=0, validation_data=(data["x"], data["y"]))
         fingerprints.append((un.fingerprint(model), history.history))
-    assert fingerprints[0] == fingerprints[1]
+    assert fingerprints[0] == fingerprints[1] == fingerprints[2]
 
 
 def test_adding_is_the_only_arithmetic():

@@ -67,3 +67,48 @@ def test_a_kernel_without_memory_raises(where, kernel, total):
     assert int(start.rpartition(" ")[2]) > 96 << 20
     assert rest == "of memory, and there is no more. Use smaller batches, or more replicas."
     assert float(result) == total
+
+
+TWO_DEVICES = """
+import resource
+import unisono, jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+import jax.numpy as jnp
+from unisono._src.engine.device_mesh import get_mesh
+from unisono._src.engine.exchange.in_program import DeviceGroups
+from unisono._src.engine.step.running_sums import add_over_devices
+from unisono._src.kernels.native.products import call_convolution
+from unisono._src.kernels.rules import rewrite_function
+
+mesh, groups = get_mesh(tuple(jax.devices())), DeviceGroups()
+convolve = lambda x, y: call_convolution(x, y, (1, 1), (1, 1), (0, 0), (1, 1)).sum()
+
+def run(numbers, sums):
+    def fill(shape):
+        return jnp.full(shape, sums["float32"][0, 0])
+    large = lambda: convolve(fill((1, 1, 1, 1 << 21)), fill((1, 1, 1 << 21, 1)))
+    sums = {"float32": sums["float32"] + jax.lax.cond(numbers[0, 1] == 1, large, lambda: jnp.float32(1 << 21))}
+    return add_over_devices(sums, *numbers[0])
+
+nodes = [(range(0, 1), True), (range(1, 2), True)]
+ask = lambda: mesh.put_blocks([np.array([[groups.find(2, nodes), device]], np.int32) for device in (0, 1)])
+sums = {"float32": mesh.put_blocks([np.ones((1, 4), "float32")] * 2)}
+program = jax.jit(rewrite_function(mesh.map_blocks(run, cut=True, cut_results=True), "cpu"))
+compiled = program.lower(ask(), sums).compile()
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + (96 << 20), limits[1]))
+try:
+    jax.block_until_ready(compiled(ask(), sums))
+except jax.errors.JaxRuntimeError as error:
+    print("no more" in str(error))
+resource.setrlimit(resource.RLIMIT_AS, limits)
+print(np.asarray(compiled(ask(), sums)["float32"])[:, 0].astype(int).tolist())
+"""
+
+
+def test_a_device_without_memory_leaves_no_other_waiting():
+    """The others, which wait to add up with it, get its error. The next call adds up."""
+    done = python("-c", TWO_DEVICES, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["True", "[4194306, 4194306]"]

@@ -1,8 +1,9 @@
 """Rewrite programs into forms that XLA runs fast, in loops too.
 
-This happens after differentiation. Convolutions, poolings, sums and their gradients are rewritten for speed
-(`benchmarks/rewrites.py` measures the gain of each rule); matmuls, convolutions and Fourier transforms also for their bits, which
-then do not depend on the number of threads. Not rewritten are:
+Attention, normalizations and last results of loops are rewritten before differentiation (`before_gradient`), all else after it (`rules`).
+Convolutions, poolings, sums and their gradients are rewritten for speed (`benchmarks/rewrites.py` measures kinds of convolutions and
+pools); matmuls, convolutions and Fourier transforms also for their bits, which then do not depend on the number of threads. Not
+rewritten are:
 
 - Convolutions that the fast kernel takes as they are (most forward passes), and convolutions of no or more than three dimensions.
 - More than 64 groups of more than four pairs of features: brought to the fast layout, but left to XLA's kernel as they are.

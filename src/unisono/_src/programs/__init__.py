@@ -1,1 +1,1 @@
-"""Traced programs: walked, cut, evaluated, replaced and digested. Nothing here knows of Keras or of a step."""
+"""Traced programs: inlined, replaced, marked and digested. Nothing here knows of Keras or of a step."""

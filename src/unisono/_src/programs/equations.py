@@ -1,6 +1,7 @@
 """Jaxprs with some equations replaced.
 
-The types of rules are here, and this is the one place where equations are made.
+The types of rules are here, and this is the one place where a function takes an equation's place. Elsewhere only operands and results are
+renamed.
 """
 
 from __future__ import annotations

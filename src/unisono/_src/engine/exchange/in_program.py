@@ -12,7 +12,7 @@ from unisono._src.engine import reduction_tree
 from unisono._src.engine.device_mesh import DeviceMesh
 from unisono._src.engine.exchange.protocol import Node
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.native.step_calls import make_group
+from unisono._src.kernels.native.step_calls import has_group, make_group
 
 
 def can_add_in_programs(mesh: DeviceMesh) -> bool:
@@ -29,7 +29,7 @@ class DeviceGroups:
     def find(self, leaves: int, nodes: Sequence[Node | None]) -> int:
         """Find the number of the group whose devices have these nodes. All of them have rows."""
         spans = tuple(node[0] for node in nodes if node is not None)
-        if (leaves, spans) not in self._groups:
+        if not has_group(self._groups.get((leaves, spans), 0)):
             self._groups[leaves, spans] = make_group(len(spans), list_additions(leaves, spans))
         return self._groups[leaves, spans]
 

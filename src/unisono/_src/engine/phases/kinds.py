@@ -78,7 +78,7 @@ class Merge:
     """Shards' parts become one value that is the same everywhere."""
 
     operation: str = "sum"
-    """A key of `combine.OPERATIONS`."""
+    """A key of `OPERATIONS`."""
     base: int | None = None
     """The number of the operand that the merged parts are combined with at the end, if any. Shards have the identity in its place."""
 

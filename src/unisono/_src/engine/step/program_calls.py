@@ -59,6 +59,8 @@ class ProgramCalls:
         self._programs: dict[PhasedCut | WholeStep, DeviceProgram] = {}
         self._shapes: dict[Hashable, StepShapes] = {}
         self._layouts: dict[Hashable, BufferLayout] = {}
+        self._sums_inside: dict[Hashable, bool] = {}
+        """Whether programs add up over devices, by the kind of their steps."""
         self._digests: dict[Hashable, int] = {}
         """Digests of the programs, if several processes train together."""
         self._traced: Hashable = None
@@ -78,9 +80,17 @@ class ProgramCalls:
         return cut.phases
 
     def sums_over_devices(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
-        """Whether the program can add up all sums of such steps over devices."""
+        """Whether the program adds up the sums of such steps over devices.
+
+        Not where it calls Python: code that raises on one device would leave the others waiting.
+        """
         phases = range(self.prepare(batch, batch_plan))
-        return all(SUMMED_DTYPES.issuperset(self._device_state.describe_sums(phase)) for phase in phases)
+        key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
+        if key not in self._sums_inside:
+            self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
+            dtypes = {name for phase in phases for name in self._device_state.describe_sums(phase)}
+            self._sums_inside[key] = dtypes <= SUMMED_DTYPES and not self._programs[key[0]].is_fixed
+        return self._sums_inside[key]
 
     def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Compute the layout of a step's buffers."""

@@ -36,7 +36,11 @@ class Source(DataAdapter, abc.ABC):
 
     @abc.abstractmethod
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        """Read the batches of one pass. `start` may be later than the first batch only for a source with an index."""
+        """Read the batches of one pass, as (pass, number, rows).
+
+        `wrap_arrays` has wrapped the rows. Reading tells `order.note_pass` of a pass whose batches are trained on, and reads one batch ahead unless it is a stream. `start` may be later
+        than the first batch only for a source with an index.
+        """
 
     def begin_pass(self) -> None:
         """Tell what is read that a pass begins, if reading its batches does not. By default nothing is done."""

@@ -15,7 +15,14 @@ from unisono._src.engine.step.step_digests import StepDigests
 from unisono._src.keras.checkpoint.run_description import describe_run
 from unisono._src.keras.ownership import OwningStrategy
 from unisono._src.keras.record.run_details import get_details
-from unisono._src.keras.record.run_recorder import WaitingSteps, end_after_last_step, get_recorder, is_recording, writes_record
+from unisono._src.keras.record.run_recorder import (
+    WaitingSteps,
+    end_after_last_step,
+    get_recorder,
+    is_recording,
+    read_asked_steps,
+    writes_record,
+)
 from unisono._src.typing import Array, Json
 
 
@@ -45,6 +52,10 @@ class ProgramRecorder(StepObserver):
     @property
     def replicas(self) -> int:
         return self._strategy.num_replicas_in_sync
+
+    def count_unwatched(self, step: int) -> int:
+        """Count the next steps that one call may take: none beyond those that are asked for."""
+        return max(1, read_asked_steps() - step) if self.wants_digests else super().count_unwatched(step)
 
     def take_state(self, state: StartState) -> None:
         if state.is_other and self.wants_digests:

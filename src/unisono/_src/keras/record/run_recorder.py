@@ -229,11 +229,16 @@ def records_each_process() -> bool:
 
 
 def end_after_last_step(steps: int) -> None:
-    """End the process if it has taken the asked steps. The environment sets their number, and the exit code is 0."""
+    """End the process if it has taken the asked steps. The exit code is 0."""
+    if steps >= read_asked_steps():
+        raise SystemExit(0)
+
+
+def read_asked_steps() -> int:
+    """Read after how many steps the process shall end. The environment sets the number."""
     text = os.environ.get(STEPS, "")
     if not text:
-        return
+        return sys.maxsize
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"the environment variable {STEPS} is a whole number of 1 or more; received {text!r}.")
-    if steps >= int(text):
-        raise SystemExit(0)
+    return int(text)

@@ -53,6 +53,12 @@ def make_group(devices: int, additions: Sequence[tuple[int, int]]) -> int:
     return library.unisono_make_group(ctypes.c_int64(devices), ctypes.c_void_p(numbers.ctypes.data), ctypes.c_int64(numbers.size))
 
 
+def has_group(number: int) -> bool:
+    """Whether a group is there. After a kernel has failed, none of the groups of before is."""
+    library = load_in_use()
+    return library is not None and bool(library.unisono_has_group(ctypes.c_int32(number)))
+
+
 def call_digest(arrays: Sequence[Array], parts: Sequence[tuple[int, int, int]]) -> Array:
     """Digest parts of arrays, each given as (array, first element, elements). The result is (part, lane)."""
     result = jax.ShapeDtypeStruct((len(parts), 2), np.uint32)

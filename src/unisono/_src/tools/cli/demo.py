@@ -66,8 +66,8 @@ MOST_CPU_DEVICES = 8
 WHY_THE_SECOND_COMPILES_LESS = "The first training compiles what both need. Steps are those of later epochs."
 
 WHY_CPU_DEVICES_ARE_NO_FASTER = (
-    "On CPU several devices show that the bits are the same. For a net as small as this they are no faster: one device has the threads of all "
-    "cores too, and takes many steps in one call; several hand on sums in each step."
+    "On CPU several devices show that the bits are the same. They are no faster: one device has the threads of all cores too, and several meet in "
+    "each step to add up."
 )
 
 # Equal curves lie on top of each other: a wide pale line under a thin dark one shows both.
