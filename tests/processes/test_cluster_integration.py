@@ -85,6 +85,21 @@ def by_kubeflow(port, process):
     }  # fmt: skip
 
 
+def by_keras(port, process):
+    """The variables that `keras.distribution.initialize` reads."""
+    return (), {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"127.0.0.1:{port},127.0.0.1:2", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(process),
+    }  # fmt: skip
+
+
+def by_skypilot(port, process):
+    return (), {
+        "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(process), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
+        "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
 def by_slurm(port, process):
     """The variables that srun sets."""
     return (), {
@@ -94,7 +109,12 @@ def by_slurm(port, process):
 
 
 @pytest.mark.parametrize(
-    "described", [by_torchrun, *slow(by_the_launchers_variables, by_slurm), *thorough(by_arguments, by_tf_config, by_kubeflow)]
+    "described",
+    [
+        by_torchrun,
+        *slow(by_the_launchers_variables, by_slurm),
+        *thorough(by_arguments, by_tf_config, by_kubeflow, by_keras, by_skypilot),
+    ],
 )
 def test_processes_find_each_other(described):
     port = free_port()

@@ -84,7 +84,9 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 ProctrackType=proctrack/linuxproc
 MpiDefault=none
+SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1
+KillWait=2
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 NodeName=localhost NodeAddr=127.0.0.1 CPUs=2
@@ -124,7 +126,7 @@ def wait_for(answer: str, *command: str, folder: pathlib.Path, limit: float = 30
 def slurm_conf(tmp_path) -> Iterator[str]:
     """The configuration of a cluster of one node, which belongs to the test."""
     munged, munge = need("munge", "munged", "munge")
-    slurmctld, slurmd, sinfo, scancel = need("slurm-wlm", "slurmctld", "slurmd", "sinfo", "scancel")
+    slurmctld, slurmd, sinfo, squeue, scancel = need("slurm-wlm", "slurmctld", "slurmd", "sinfo", "squeue", "scancel")
     folder = tmp_path / "slurm"
     for made in (folder, folder / "state", folder / "spool"):
         made.mkdir(mode=0o755)
@@ -143,6 +145,8 @@ def slurm_conf(tmp_path) -> Iterator[str]:
         wait_for("idle", sinfo, "--noheader", "--format=%T", folder=folder, SLURM_CONF=str(conf))
         yield str(conf)
         subprocess.run([scancel, f"--user={getpass.getuser()}"], env=os.environ | {"SLURM_CONF": str(conf)}, check=False)
+        # Daemons that end leave the processes of a job behind.
+        wait_for(r"\A\Z", squeue, "--noheader", folder=folder, SLURM_CONF=str(conf))
 
 
 def test_slurm(tmp_path, slurm_conf):
