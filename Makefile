@@ -153,7 +153,7 @@ $(VENV)/made:
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-all/made $(VENV)-bench/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet --no-compile $(KERAS) torch tensorflow-cpu grain --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(KERAS) torch tensorflow-cpu grain kubeflow-trainer-api --editable '.[dev,onnx]'
 	@touch $@
 
 # A layer over $(VENV): what is not here is found there.
@@ -164,5 +164,5 @@ $(VENV)-%/layer.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 $(VENV)-compat/made: $(VENV)-compat/layer.stamp
-	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain kubeflow-trainer-api --editable '.[dev,onnx]'
 	@touch $@

@@ -45,8 +45,15 @@ KERAS = {
     "KERAS_DISTRIBUTION_PROCESS_ID": "1",
 }  # fmt: skip
 SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+SLURM = {
+    "SLURM_JOB_ID": "4097", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_MCA_orte_hnp_uri": "678166528.0;tcp://10.0.0.1,10.1.0.1:59231;tcp6://[fd00::2]:51919",
+}  # fmt: skip
+OPEN_MPI_5 = OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": ""}
 
 
 def tf_config(kind="worker", index=1, **cluster):
@@ -89,11 +96,11 @@ def test_variables_that_say_nothing_of_others(describe, environment):
         (describe_by_launcher, {"UNISONO_PROCESSES": "1"}),
         (describe_by_keras, {"KERAS_DISTRIBUTION_NUM_PROCESSES": "1"}),
         (describe_by_jax, KUBEFLOW | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}),
-        (describe_by_slurm, SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}),
+        (describe_by_slurm, SLURM | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "", "SLURM_PROCID": "0"}),
         (
             describe_by_slurm,
             SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-        ),  # the shell of an interactive allocation of two tasks
+        ),  # the shell of an interactive allocation of four tasks
         (describe_by_open_mpi, {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}),
     ],
 )
@@ -124,8 +131,14 @@ def test_a_tf_config_without_a_cluster_is_a_single_process(text):
         (describe_by_torchrun, TORCHRUN | {"MASTER_PORT": "", "JAX_COORDINATOR_PORT": "5"}, ("10.0.0.1:5", 4, 3)),
         (describe_by_skypilot, SKYPILOT, ("10.0.0.1:8482", 2, 1)),
         (describe_by_skypilot, SKYPILOT | {"JAX_COORDINATOR_PORT": "5"}, ("10.0.0.1:5", 2, 1)),
-        (describe_by_slurm, SLURM, (None, 2, 1)),
-        (describe_by_open_mpi, OPEN_MPI, (None, 2, 1)),
+        (describe_by_slurm, SLURM, ("n1:61441", 4, 3)),
+        (describe_by_slurm, SLURM | {"SLURM_STEP_ID": "1"}, ("n1:62462", 4, 3)),  # beside the first step
+        (describe_by_slurm, SLURM | {"JAX_COORDINATOR_PORT": "5"}, ("n1:5", 4, 3)),
+        (describe_by_slurm, SLURM | {"JAX_COORDINATOR_ADDRESS": "n7:5"}, ("n7:5", 4, 3)),
+        (describe_by_open_mpi, OPEN_MPI, ("10.0.0.1:63168", 4, 3)),
+        (describe_by_open_mpi, OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fd00::2]:51919"}, ("[fd00::2]:61441", 4, 3)),
+        (describe_by_open_mpi, OPEN_MPI_5, (None, 4, 3)),
+        (describe_by_open_mpi, OPEN_MPI_5 | {"JAX_COORDINATOR_ADDRESS": "n7:5"}, ("n7:5", 4, 3)),
     ],
 )
 def test_a_place_that_says_something(describe, given, found):
@@ -133,16 +146,20 @@ def test_a_place_that_says_something(describe, given, found):
 
 
 @pytest.mark.parametrize(
-    ("more", "devices"),
+    ("describe", "environment", "devices"),
     [
-        ({}, (1,)),
-        ({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
-        ({"LOCAL_RANK": ""}, None),
-        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, None),
+        (describe_by_torchrun, TORCHRUN, (1,)),
+        (describe_by_torchrun, TORCHRUN | {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
+        (describe_by_torchrun, TORCHRUN | {"LOCAL_RANK": ""}, None),
+        (describe_by_torchrun, TORCHRUN | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None),
+        (describe_by_slurm, SLURM, (1,)),
+        (describe_by_slurm, SLURM | {"SLURM_STEP_NUM_NODES": "4", "SLURM_LOCALID": "0"}, None),
+        (describe_by_open_mpi, OPEN_MPI, (1,)),
+        (describe_by_open_mpi, OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, None),
     ],
 )
-def test_of_several_processes_on_a_machine_each_has_its_gpu(more, devices):
-    assert describe_by_torchrun(TORCHRUN | more).local_devices == devices
+def test_of_several_processes_on_a_machine_each_has_its_gpu(describe, environment, devices):
+    assert describe(environment).local_devices == devices
 
 
 def test_the_order_of_environments():
@@ -278,10 +295,10 @@ def test_loopback(coordinator, is_on_loopback):
 
 
 def listen_at(host: str) -> socket.socket:
-    """Return a listener at a free port; skip the test where the machine does not have the address."""
+    """Return a listener at a free port, which it shares, as gRPC's do; skip the test where the machine does not have the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, 0), family=family)
+        return socket.create_server((host, 0), family=family, reuse_port=True)
     except OSError as error:
         if host == "127.0.0.1" or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise
@@ -342,7 +359,8 @@ def test_who_says_something_must_agree(monkeypatch):
         (tf_config(), f"TF_CONFIG={tf_config()['TF_CONFIG']} (TF_CONFIG) makes this process 1 of 2"),
         (TORCHRUN, "WORLD_SIZE=4, RANK=3 (torchrun) makes this process 3 of 4"),
         (KUBEFLOW, "JAX_NUM_PROCESSES=2, JAX_PROCESS_ID=1 (Kubeflow's JAX runtime) makes this process 1 of 2"),
-        (SLURM, "SLURM_NTASKS=2, SLURM_PROCID=1 (Slurm) makes this process 1 of 2"),
+        (SLURM, "SLURM_NTASKS=4, SLURM_PROCID=3 (Slurm) makes this process 3 of 4"),
+        (OPEN_MPI_5, "OMPI_COMM_WORLD_SIZE=4, OMPI_COMM_WORLD_RANK=3 (Open MPI) makes this process 3 of 4"),
         (SKYPILOT, "SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=1 (SkyPilot) makes this process 1 of 2"),
     ],
 )
@@ -378,9 +396,9 @@ def raise_like_jax(text):
             "and JAX_PROCESS_ID too, or none of the three.",
         ),
         (
-            OPEN_MPI, connecting.distributed.NOBODY,
-            "Open MPI said process 1 of 2, and JAX does not find at which address process 0 listens. Set UNISONO_COORDINATOR, "
-            "UNISONO_PROCESSES and UNISONO_PROCESS in each process.",
+            OPEN_MPI_5, connecting.distributed.NOBODY,
+            "Open MPI said process 3 of 4, and not at which address process 0 listens. Set JAX_COORDINATOR_ADDRESS in each process, to the "
+            "address of the machine of process 0 and a free port there: '10.0.0.1:1234'.",
         ),
     ],
 )  # fmt: skip

@@ -85,17 +85,36 @@ def by_kubeflow(port, process):
     }  # fmt: skip
 
 
+def by_keras(port, process):
+    """The variables that `keras.distribution.initialize` reads."""
+    return (), {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"127.0.0.1:{port},127.0.0.1:2", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(process),
+    }  # fmt: skip
+
+
+def by_skypilot(port, process):
+    return (), {
+        "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(process), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
+        "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
 def by_slurm(port, process):
-    """The variables that srun sets, which JAX reads; without a GPU, that a process has one device changes nothing."""
+    """The variables that srun sets."""
     return (), {
         "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_PROCID": str(process),
         "SLURM_LOCALID": str(process), "SLURM_STEP_NUM_NODES": "1", "JAX_COORDINATOR_PORT": str(port),
-        "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "described", [by_torchrun, *slow(by_the_launchers_variables, by_slurm), *thorough(by_arguments, by_tf_config, by_kubeflow)]
+    "described",
+    [
+        by_torchrun,
+        *slow(by_the_launchers_variables, by_slurm),
+        *thorough(by_arguments, by_tf_config, by_kubeflow, by_keras, by_skypilot),
+    ],
 )
 def test_processes_find_each_other(described):
     port = free_port()
@@ -106,8 +125,7 @@ def test_processes_find_each_other(described):
     for process, lines in enumerate(results(processes)):
         assert lines[0] == f"2 {process} {process} 2 {process}"
         assert lines[1] == "6.0"
-        if described is not by_slurm:
-            assert set(lines[2].split()[1:]) <= LOOPBACK
+        assert set(lines[2].split()[1:]) <= LOOPBACK
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """Several processes, really launched: the bits of one."""
 
-import concurrent.futures
 import functools
 import json
 import os
 import re
-import socket
 
 import pytest
 
@@ -69,26 +67,6 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     assert (tmp_path / "log.csv").read_text().count("\n") == 1 + epochs[0]
     assert len(list(tmp_path.glob("*.weights.h5"))) == epochs[0]
     assert {line[:3] for line in lines if "Epoch" in line} == {"[0]"}
-
-
-@pytest.mark.slow
-def test_processes_of_torchrun_have_the_bits_of_one():
-    """By the variables that torchrun sets. Its store listens at the port that it names."""
-    with socket.create_server(("127.0.0.1", 0)) as store:
-        shared = {
-            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]),
-            "JAX_PLATFORMS": "cpu",
-        }  # fmt: skip
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            jobs = [
-                pool.submit(python, SCRIPT, json.dumps([LOOP]), RANK=str(rank), LOCAL_RANK=str(rank), **shared)
-                for rank in range(2)
-            ]
-            ends = [job.result() for job in jobs]
-    loop_alone = found_alone(json.dumps([FIT, LOOP, GAN, CONTRAST]))[1]
-    for done in ends:
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND ")) == [loop_alone]
 
 
 @pytest.mark.parametrize(("processes", "devices"), thorough((2, 1), (2, 2), (1, 4), (3, 1), (4, 1)))

@@ -198,9 +198,30 @@ def test_the_files_for_clusters_can_be_read():
     assert len(scripts) == 2
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert [list(part)[:2] for part in read_manifests(page)] == [["apiVersion", "kind"]] * 3
+
+
+def read_manifests(page: str) -> list[dict[str, Any]]:
+    """Read the files for Kubernetes. Without a kind, what stands there is a part of one."""
     yaml = pytest.importorskip("yaml")
-    files = [list(yaml.safe_load_all(text)) for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
-    assert [part["kind"] for part in files[0]] == ["PersistentVolumeClaim", "JobSet"]
+    files = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return [part for text in files for part in yaml.safe_load_all(text) if "kind" in part]
+
+
+@pytest.mark.slow
+@pytest.mark.compat
+def test_the_files_for_kubernetes_have_the_fields_of_their_kinds():
+    """The models of Kubeflow Trainer leave out what they do not know."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    kinds = {
+        "PersistentVolumeClaim": models.IoK8sApiCoreV1PersistentVolumeClaim,
+        "JobSet": models.JobsetV1alpha2JobSet,
+        "TrainJob": models.TrainerV1alpha1TrainJob,
+    }
+    manifests = read_manifests((ROOT / "docs" / "processes.md").read_text())
+    assert [manifest["kind"] for manifest in manifests] == list(kinds)
+    for manifest in manifests:
+        assert kinds[manifest["kind"]].from_dict(manifest).to_dict() == manifest
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import jax
 
 from unisono._src.processes import names
 from unisono._src.processes.description import Cluster, ClusterError, describe_by_arguments
-from unisono._src.processes.environments.jax_variables import ADDRESS
+from unisono._src.processes.environments.environment import ADDRESS
 from unisono._src.processes.environments.precedence import (
     describe_by_agreeing,
     describe_by_around,
@@ -70,8 +70,8 @@ def connect_processes(
     heartbeats = compute_heartbeat_timeout(read_bound())
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it swallows SIGTERM: a program that does not ask it would not end
         jax.config.update("jax_enable_preemption_service", False)
-    if described is None or described.coordinator is None:
-        return detect_cluster(timeout, heartbeats, described)
+    if described is None:
+        return detect_cluster(timeout, heartbeats)
     return join_cluster(described, timeout, heartbeats)
 
 
@@ -82,6 +82,11 @@ def read_connected_cluster(source: str) -> Cluster:
 
 def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
     """Connect to process 0 of a described cluster within `timeout` seconds."""
+    if cluster.coordinator is None:
+        raise ClusterError(
+            f"{cluster.source} said process {cluster.process} of {cluster.processes}, and not at which address process 0 listens. Set "
+            f"{ADDRESS} in each process, to the address of the machine of process 0 and a free port there: '10.0.0.1:1234'."
+        )
     if cluster.is_on_loopback:
         distributed.keep_collectives_on_loopback()
     if cluster.process == 0:
@@ -116,7 +121,8 @@ def check_port(cluster: Cluster) -> None:
     is_ipv6 = host.startswith("[") if cluster.is_on_loopback else socket.has_dualstack_ipv6()
     try:
         with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+            # Ports of connections that have ended are free. With SO_REUSEPORT, which gRPC sets, those of other coordinators would seem so.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_ipv6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind((host.strip("[]") if cluster.is_on_loopback else "", int(port)))
@@ -155,37 +161,20 @@ def describe_late_others(cluster: Cluster, timeout: float) -> str:
     )
 
 
-def detect_cluster(timeout: int, heartbeats: int, described: Cluster | None = None) -> Cluster:
-    """Let JAX detect a cluster, and join it. If JAX finds none, this is a single process.
-
-    `described` is a cluster that an environment describes without the address.
-    """
+def detect_cluster(timeout: int, heartbeats: int) -> Cluster:
+    """Let JAX detect a cluster, and join it. If JAX finds none, this is a single process."""
     try:
         jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
     except ValueError as error:
-        if str(error) == distributed.NOBODY and described is None:
+        if str(error) == distributed.NOBODY:
             return ALONE
-        if str(error) in (distributed.NOBODY, distributed.NO_COUNT):
-            raise ClusterError(describe_unknown(described)) from None
+        if str(error) == distributed.NO_COUNT:
+            raise ClusterError(
+                f"{ADDRESS}={os.environ.get(ADDRESS)} says where process 0 listens, and nothing says how many processes there are. Set "
+                f"JAX_NUM_PROCESSES and JAX_PROCESS_ID too, or none of the three."
+            ) from None
         raise
     return read_connected_cluster("JAX")
-
-
-def describe_unknown(described: Cluster | None) -> str:
-    """Write the error for a cluster that JAX cannot complete.
-
-    JAX detected none, and an environment describes only a part of one.
-    """
-    ours = f"{names.COORDINATOR}, {names.PROCESSES} and {names.PROCESS}"
-    if described is None:
-        return (
-            f"{ADDRESS}={os.environ.get(ADDRESS)} says where process 0 listens, and nothing says how many processes there are. Set "
-            f"JAX_NUM_PROCESSES and JAX_PROCESS_ID too, or none of the three."
-        )
-    return (
-        f"{described.source} said process {described.process} of {described.processes}, and JAX does not find at which address process 0 "
-        f"listens. Set {ours} in each process."
-    )
 
 
 def read_bound() -> float:

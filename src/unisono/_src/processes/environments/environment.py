@@ -7,8 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unisono._src.processes.description import Cluster, ClusterError
 
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+"""JAX's variable for the address and port of process 0."""
+
 PORT = "JAX_COORDINATOR_PORT"
 """JAX's variable for the port of process 0, for environments that give the address alone."""
+
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""JAX's variable for the GPUs of a process."""
+
+PORTS = range(61440, 65536)
+"""JAX's choice: Linux gives none of them to outgoing connections."""
 
 LONGEST = 120
 """Letters of a value that a message shows."""
@@ -52,6 +61,21 @@ def read_number(environment: Mapping[str, str], name: str) -> int:
         return int(environment[name])
     except ValueError:
         raise ClusterError(f"the environment variable {name} is a number; received {environment[name]!r}.") from None
+
+
+def find_address(environment: Mapping[str, str], host: str, number: int) -> str:
+    """Find where process 0 listens: JAX's variables, else the host, at a port by the number of the run."""
+    return environment.get(ADDRESS) or join_address(host, environment.get(PORT) or PORTS[number % len(PORTS)])
+
+
+def choose_local_devices(environment: Mapping[str, str], local: str, is_only_one: bool) -> tuple[int, ...] | None:
+    """Choose the GPU of this process by its local rank; None for all.
+
+    It has all if it is the only one on its machine, or if JAX's own variable names them.
+    """
+    if is_only_one or not environment.get(local) or environment.get(DEVICES):
+        return None
+    return (read_number(environment, local),)
 
 
 def join_address(host: str, port: str | int) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unisono._src.processes.description import Cluster
-from unisono._src.processes.environments.environment import Environment, are_all_set, read_number
+from unisono._src.processes.environments.environment import ADDRESS, Environment, are_all_set, read_number
 
 PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS = "JAX_PROCESS_ID"
-ADDRESS = "JAX_COORDINATOR_ADDRESS"
 SOURCE = f"the environment ({PROCESSES} and its kin)"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unisono._src.processes.description import Cluster, ClusterError
-from unisono._src.processes.environments.environment import PORT, Environment, join_address, read_number
+from unisono._src.processes.environments.environment import PORT, Environment, choose_local_devices, join_address, read_number
 
 PROCESSES = "WORLD_SIZE"
 PROCESS = "RANK"
@@ -37,22 +37,12 @@ def describe_by_torchrun(environment: Mapping[str, str]) -> Cluster | None:
         )
     address = join_address(environment[HOST], environment.get(PORT) or choose_port(read_number(environment, STORE_PORT)))
     source = f"the environment ({PROCESS} and its kin, as of torchrun)"
-    return Cluster(address, processes, read_number(environment, PROCESS), source, read_local_devices(environment))
+    devices = choose_local_devices(environment, LOCAL, environment.get(LOCAL_PROCESSES) == "1")
+    return Cluster(address, processes, read_number(environment, PROCESS), source, devices)
 
 
 def choose_port(store: int) -> int:
     return store - 1 if store == LAST_PORT else store + 1
-
-
-def read_local_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Read which GPU this process has; None for all.
-
-    It has all if it is alone on its machine, or if JAX's own variable names them.
-    """
-    is_only_one = environment.get(LOCAL_PROCESSES) == "1"
-    if is_only_one or not environment.get(LOCAL) or environment.get("JAX_LOCAL_DEVICE_IDS"):
-        return None
-    return (read_number(environment, LOCAL),)
 
 
 ENVIRONMENT = Environment("torchrun", (PROCESSES, PROCESS, HOST, STORE_PORT, LOCAL, LOCAL_PROCESSES), describe_by_torchrun)

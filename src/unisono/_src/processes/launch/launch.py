@@ -120,7 +120,8 @@ def run_processes(
     with socket.socket() as holder, selectors.DefaultSelector() as selector:
         # A free port on loopback is held, so that no other program is given it. The coordinator, which shares its port as every gRPC server
         # does, may listen there beside this socket, which does not listen.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
         holder.bind((LOOPBACK, 0))
         port = holder.getsockname()[1]
         try:
