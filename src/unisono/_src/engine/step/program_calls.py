@@ -85,6 +85,7 @@ class ProgramCalls:
         Not where it calls Python: code that raises on one device would leave the others waiting.
         """
         phases = range(self.prepare(batch, batch_plan))
+        assert self._cut is not None
         key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
         if key not in self._sums_inside:
             self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)

@@ -93,7 +93,7 @@ class KerasSource(Source):
         return indexed_reading.changes_with_epochs(self._adapter) or not self.has_index
 
     @property
-    def changes_with_epochs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # it is not set
+    def changes_with_epochs(self) -> bool:
         return self._order is not None and indexed_reading.changes_with_epochs(self._adapter)
 
     def warn_before_resumes(self) -> None:

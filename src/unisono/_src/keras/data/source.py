@@ -6,13 +6,14 @@ import abc
 from collections.abc import Container, Iterator
 from typing import TypeVar, cast
 
-import jax
+import numpy as np
 
-from unisono._src.engine.global_batch import is_batch_array
+from unisono._src.engine.global_batch import BatchArray, is_batch_array
 from unisono._src.keras.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.keras.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.keras.data.row_order import RowOrder
 from unisono._src.keras.private.data_adapters import DataAdapter
+from unisono._src.typed_jax import map_tree
 from unisono._src.typing import UserBatch
 
 T = TypeVar("T")
@@ -38,8 +39,8 @@ class Source(DataAdapter, abc.ABC):
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Read the batches of one pass, as (pass, number, rows).
 
-        `wrap_arrays` has wrapped the rows. Reading tells `order.note_pass` of a pass whose batches are trained on, and reads one batch ahead unless it is a stream. `start` may be later
-        than the first batch only for a source with an index.
+        `wrap_arrays` has wrapped the rows. Reading tells `order.note_pass` of a pass whose batches are trained on, and goes one batch ahead
+        unless this is a stream. `start` may be later than the first batch only for a source with an index.
         """
 
     def begin_pass(self) -> None:
@@ -98,7 +99,11 @@ class Source(DataAdapter, abc.ABC):
         return self.batches_from(0)
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:
-        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
+        return (map_tree(get_array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
+
+
+def get_array(rows: BatchArray) -> np.ndarray:
+    return rows.array
 
 
 def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:
