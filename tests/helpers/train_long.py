@@ -1,6 +1,6 @@
 """A process of its own: many steps of a small model on so many CPU devices; prints the fingerprint at the end.
 
-python train_long.py DEVICES STEPS
+python train_long.py DEVICES STEPS ROWS
 """
 
 import sys
@@ -11,7 +11,7 @@ from keras import layers
 
 import unisono as un
 
-devices, steps = map(int, sys.argv[1:])
+devices, steps, rows = map(int, sys.argv[1:])
 strategy = un.MirroredStrategy(devices=devices, replicas=8)
 keras.utils.set_random_seed(0)
 with strategy.scope():
@@ -20,6 +20,6 @@ with strategy.scope():
     )
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 rng = np.random.default_rng(0)
-x, y = rng.standard_normal((1000, 8)).astype("float32"), rng.integers(0, 3, 1000)
-model.fit(x, y, batch_size=20, epochs=steps // 50, verbose=0)
+x, y = rng.standard_normal((50 * rows, 8)).astype("float32"), rng.integers(0, 3, 50 * rows)
+model.fit(x, y, batch_size=rows, epochs=steps // 50, verbose=0)
 print(int(model.optimizer.iterations.value), un.fingerprint(model))

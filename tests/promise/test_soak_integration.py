@@ -30,20 +30,23 @@ def both_cores_loaded() -> Iterator[None]:
             burner.wait()
 
 
-def long_run(devices: int) -> list[str]:
-    done = python(str(HERE / "train_long.py"), str(devices), str(STEPS))
+def long_run(devices: int, rows: int) -> list[str]:
+    done = python(str(HERE / "train_long.py"), str(devices), str(STEPS), str(rows))
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()
 
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_eight_devices_on_loaded_cores_do_not_starve_each_other():
-    """Collectives between CPU devices of one process deadlock after some thousand steps; copies cannot."""
+@pytest.mark.parametrize(
+    ("devices", "rows"), [(8, 24), (2, 24), (8, 20)], ids=["8 devices", "2 devices", "8 devices, several calls"]
+)
+def test_devices_on_loaded_cores_do_not_starve_each_other(devices, rows):
+    """XLA's collectives between CPU devices of one process deadlock after some thousand steps. Neither a kernel where they meet does, nor copies."""
     with both_cores_loaded():
-        steps, fingerprint = long_run(8)
+        steps, fingerprint = long_run(devices, rows)
     assert int(steps) == STEPS
-    assert [steps, fingerprint] == long_run(1)
+    assert [steps, fingerprint] == long_run(1, rows)
 
 
 @pytest.mark.soak
