@@ -66,8 +66,12 @@ class Calls:
 
 
 class FailingFile(MemoryFile):
+    most = 0
+    """The most bytes that a call wrote."""
+
     def write(self, content) -> int:
         Calls.take()
+        FailingFile.most = max(FailingFile.most, len(content))
         return super().write(content)
 
 
@@ -115,6 +119,7 @@ def failing_storage() -> Iterator[Place]:
         yield find_place("failing://bucket/run")
     finally:
         FailingFileSystem.store.clear()
+        FailingFile.most = 0
 
 
 @contextlib.contextmanager

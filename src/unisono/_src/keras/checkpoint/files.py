@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono._src.keras.checkpoint import orbax_files
+from unisono._src.keras.checkpoint import orbax_files, storage
 from unisono._src.keras.checkpoint.storage import ARRAYS, RECORD, Place, StorageError, find_place, summarize_error
 from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Json
@@ -64,7 +64,9 @@ def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None
         content = content.view(f"u{content.itemsize}")
     with archive.open(name_member(name), "w", force_zip64=True) as member:
         np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(content))
-        member.write(view_bytes(content))
+        whole = view_bytes(content)
+        for start in range(0, len(whole), storage.AT_ONCE):
+            member.write(whole[start : start + storage.AT_ONCE])
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
+from unisono._src.keras.checkpoint import storage
 from unisono._src.keras.checkpoint.storage import ARRAYS, RECORD, Files, StorageError, summarize_error
 
 
@@ -47,7 +48,7 @@ class RemotePlace:
     @property
     def parent(self) -> RemotePlace:
         above = self.url.rpartition("/")[0]
-        return self if above.endswith("/") else RemotePlace(above, self.filesystem)
+        return self if above.endswith(":/") else RemotePlace(above, self.filesystem)
 
     def __truediv__(self, name: str) -> RemotePlace:
         return RemotePlace(f"{self.url}/{name}", self.filesystem)
@@ -61,7 +62,7 @@ class RemotePlace:
         except (FileNotFoundError, StorageError):
             raise
         except Exception as error:
-            raise StorageError(f"The storage of {self} failed: {summarize_error(error)}.") from error
+            raise StorageError(f"The storage of {self} failed: {summarize_error(error).rstrip('.')}.") from error
 
     def list_names(self) -> list[str]:
         try:
@@ -107,7 +108,7 @@ class RemotePlace:
             with contextlib.suppress(OSError):  # else the next writer does
                 self.remove_unfinished()
             if isinstance(error, FileNotFoundError):
-                raise StorageError(f"The storage of {self} failed: {summarize_error(error)}.") from error
+                raise StorageError(f"The storage of {self} failed: {summarize_error(error).rstrip('.')}.") from error
             raise
 
     def remove_folder(self) -> None:
@@ -148,7 +149,7 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with self._place.asking():
-            content: bytes = self._file.read(len(buffer))
+            content: bytes = self._file.read(min(len(buffer), storage.AT_ONCE))
         buffer[: len(content)] = content
         return len(content)
 

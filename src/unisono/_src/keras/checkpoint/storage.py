@@ -14,6 +14,9 @@ ARRAYS = "arrays.npz"
 RECORD = "record.json"
 """The files of a checkpoint. The record is written last, and removed first."""
 
+AT_ONCE = 2**24
+"""The most bytes of one call: a driver copies what it is given, and so an array is never there a second time."""
+
 Files: TypeAlias = Mapping[str, Callable[[BinaryIO], None]]
 """What writes the files of a folder, by name, in the order of writing."""
 
