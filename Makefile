@@ -22,6 +22,9 @@ OTHERS := keras-hub bayesflow keras-rs keras-tuner kagglehub kagglesdk regex sen
 	grain array-record portpicker six tqdm requests certifi charset-normalizer idna urllib3
 PACKAGES := constraints-packages.txt
 
+# A server of S3 on this machine.
+S3_SERVER := 'moto[s3]' flask flask-cors
+
 # As environment variables, and not as options, they also hold for the environment in which pip builds this package;
 # older versions of pip read the first there, newer ones the second.
 export PIP_CONSTRAINT := $(CONSTRAINTS)
@@ -153,7 +156,7 @@ $(VENV)/made:
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-all/made $(VENV)-bench/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet --no-compile $(KERAS) torch tensorflow-cpu grain kubeflow-trainer-api --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(KERAS) torch tensorflow-cpu grain kubeflow-trainer-api $(S3_SERVER) --editable '.[dev,onnx,s3]'
 	@touch $@
 
 # A layer over $(VENV): what is not here is found there.
@@ -164,5 +167,5 @@ $(VENV)-%/layer.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 $(VENV)-compat/made: $(VENV)-compat/layer.stamp
-	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain kubeflow-trainer-api --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain kubeflow-trainer-api $(S3_SERVER) --editable '.[dev,onnx,s3]'
 	@touch $@

@@ -24,7 +24,7 @@ import unisono as un
 PATIENCE = 5.0
 """Seconds that threads and processes which were told to end have for it."""
 
-POOLS = ("asyncio_", "ThreadPoolExecutor", "ocdbt", "grain", "tokio", "pydevd")
+POOLS = ("asyncio_", "ThreadPoolExecutor", "ocdbt", "grain", "tokio", "pydevd", "fsspecIO")
 """Threads of pools that libraries make once, and keep for as long as the process lives. None of the engine's threads is of a pool."""
 
 PACKAGES = ("keras", "jax", "jaxlib")

@@ -16,6 +16,7 @@ from trainings import on
 from unisono._src.engine.observers.process_comparison import check_same_rows, check_same_start, digest_values
 from unisono._src.keras.checkpoint.files import DamagedError
 from unisono._src.keras.checkpoint.latest import load_chosen_by_first
+from unisono._src.keras.checkpoint.storage import find_place
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.keras.checks import refusals
 from unisono._src.keras.data.row_order import draw_seed
@@ -191,7 +192,7 @@ def test_a_directory_that_is_not_shared(second, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"Process 0 goes on from the checkpoint .*/ckpt_1, which process 1 does not find"
     ):
-        load_chosen_by_first(tmp_path / "ckpt_1")
+        load_chosen_by_first(find_place(tmp_path / "ckpt_1"))
 
 
 def test_the_second_process_leaves_when_all_is_saved_and_without_a_word(second, capsys, monkeypatch):

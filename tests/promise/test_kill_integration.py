@@ -15,7 +15,7 @@ import pytest
 
 from processes import HERE, LIMIT, environment
 from sizes import cases, thorough
-from unisono._src.keras.checkpoint.storage import UNFINISHED
+from unisono._src.keras.checkpoint.local_storage import UNFINISHED
 
 pytestmark = pytest.mark.processes
 

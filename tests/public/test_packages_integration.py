@@ -7,6 +7,7 @@ import zipfile
 
 import keras
 import pytest
+from fsspec.registry import _registry
 
 import packages
 import unisono as un
@@ -22,11 +23,12 @@ EXTRAS = {
     "tensorboard": ("tensorboardX", "tensorboard"),
     "profile": ("xprof",),
     "orbax": ("orbax.checkpoint",),
+    "s3": ("s3fs",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),
     "docs": ("sphinx", "myst_nb", "furo", "sphinx_copybutton"),
-    "dev": ("hypothesis", "pytest", "pytest_timeout", "xdist", "nbclient", "ipykernel", "hatchling"),
+    "dev": ("fsspec", "hypothesis", "pytest", "pytest_timeout", "xdist", "nbclient", "ipykernel", "hatchling"),
 }
 """The modules that an extra brings."""
 
@@ -97,7 +99,7 @@ def test_every_extra_is_known():
     assert set(EXTRAS) == set(PYPROJECT["project"]["optional-dependencies"])
 
 
-@pytest.mark.compat  # there, tf, data and onnx are installed
+@pytest.mark.compat  # there, tf, data, onnx and s3 are installed
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_modules_of_an_extra_can_be_imported(extra):
     """In a process of their own: some change settings when they are imported."""
@@ -124,10 +126,16 @@ def new_model():
     return model
 
 
+def find_on_s3():
+    _registry.pop("s3", None)  # an earlier test may have imported the driver
+    un.latest_checkpoint("s3://bucket/run")
+
+
 WITHOUT = {
     "tf": ("tensorflow", lambda folder: un.export(new_model(), folder / "saved", format="saved_model")),
     "onnx": ("jax2onnx", lambda folder: un.export(new_model(), folder / "model.onnx", format="onnx")),
     "tensorboard": ("tensorboardX", lambda folder: un.callbacks.TensorBoard(folder)),
+    "s3": ("s3fs", lambda folder: find_on_s3()),
 }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import signal
 import threading
 
@@ -17,10 +17,11 @@ import unisono as un
 from broken_off import THEN, Backup, Stateless, X, Y, fit, interrupt, model_on, resume
 from sizes import slow
 from small_disk import fill, small_disk
+from storages import failing_after, failing_storage, list_names
 from trainings import on
 from unisono._src.keras.checkpoint.background import wait_for_writers
 from unisono._src.keras.checkpoint.files import ARRAYS, load_checkpoint
-from unisono._src.keras.checkpoint.storage import FullDiskError, list_names
+from unisono._src.keras.checkpoint.storage import StorageError, find_place
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.processes import stop_signals
 
@@ -136,57 +137,70 @@ def test_a_second_signal_ends_at_once(tmp_path):
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 
-class Filling(Stateless):
-    """Fills the disk before these epochs, and makes room again after the last one."""
+class Troubling(Stateless):
+    """Lets checkpoints fail in these epochs, and no others."""
 
-    def __init__(self, disk, epochs=(1, 2)):
+    def __init__(self, begin, end, epochs=(1, 2)):
         super().__init__()
-        self.disk, self.epochs = disk, epochs
+        self.begin, self.end, self.epochs = begin, end, epochs
 
     def on_epoch_begin(self, epoch, logs=None):
         wait_for_writers()
         if epoch in self.epochs:
-            self.ballast = fill(self.disk)
+            self.begin()
         elif epoch - 1 in self.epochs:
-            self.ballast.unlink()
+            self.end()
 
 
-def test_a_training_goes_on_though_the_disk_is_full(tmp_path, whole):
-    """It says so for each checkpoint, keeps the last one, and writes again when there is room."""
-    with small_disk(tmp_path / "disk", 1024) as disk:
-        callbacks = [Filling(disk), Backup(disk / "b", delete_checkpoint=False, keep=9)]
-        with pytest.warns(UserWarning, match="the disk is full") as said:
-            fit(model_on(on(1, 4)), callbacks=callbacks, epochs=4)
-        failed = [re.sub(r" \d+ bytes wanted, \d+ free", "", str(one.message)) for one in said if "disk" in str(one.message)]
-        assert failed == [
-            f"The checkpoint {disk}/b/ckpt_{number} was not written: the disk is full:. Those before it are as they were: {disk}/b/ckpt_1. The "
-            f"training goes on, and the next save tries again."
-            for number in (2, 3)
-        ]
-        assert list_names(disk / "b") == ["ckpt_1", "ckpt_4"]
-        shutil.rmtree(disk / "b" / "ckpt_4")
-        assert resume(disk / "b", strategy=on(*THEN), callbacks=[Filling(disk, ())]) == whole
+@pytest.fixture(params=["disk", "storage"])
+def trouble(request, tmp_path):
+    """A directory, what makes the storage fail, what mends it, and what is said of it."""
+    if request.param == "disk":
+        with small_disk(tmp_path / "disk", 1024) as disk:
+            yield find_place(disk / "b"), lambda: fill(disk), lambda: (disk / "ballast").unlink(), "the disk is full"
+    else:
+        with failing_storage() as directory, contextlib.ExitStack() as stack:
+            begin = lambda: stack.enter_context(failing_after(0))
+            yield directory, begin, stack.close, r"the storage failed \(ConnectionError: the connection is lost\)"
+
+
+def test_a_training_goes_on_though_the_storage_fails(trouble, whole):
+    """A full disk, or a lost connection. It says so for each checkpoint, keeps the last one, and writes again when it can."""
+    directory, begin, end, why = trouble
+    callbacks = [Troubling(begin, end), Backup(directory, delete_checkpoint=False, keep=9)]
+    with pytest.warns(UserWarning, match=why) as said:
+        fit(model_on(on(1, 4)), callbacks=callbacks, epochs=4)
+    failed = [str(one.message) for one in said if "not written" in str(one.message)]
+    assert len(failed) == 2
+    for number, message in zip((2, 3), failed, strict=True):
+        assert re.fullmatch(
+            rf"The checkpoint {directory}/ckpt_{number} was not written: {why}: \d+ bytes wanted(, \d+ free)?\. Those before it are as they "
+            rf"were: {directory}/ckpt_1\. The training goes on, and the next save tries again\.",
+            message,
+        )
+    assert list_names(directory) == ["ckpt_1", "ckpt_4"]
+    (directory / "ckpt_4").remove_folder()
+    assert resume(directory, strategy=on(*THEN), callbacks=[Troubling(begin, end, ())]) == whole
 
 
 @pytest.mark.parametrize("saved", slow(True, False))
-def test_a_signal_while_the_disk_is_full(tmp_path, saved, capsys):
+def test_a_signal_while_the_storage_fails(trouble, saved, capsys):
     """The program goes on from the last checkpoint. Without one there is nothing to go on from, and the error says so."""
-    with small_disk(tmp_path / "disk", 1024) as disk:
-        callbacks = [Signalling("SIGTERM", "on_train_batch_end", 7), Backup(disk / "b")]
-        if saved:
-            with (
-                pytest.warns(UserWarning, match="the disk is full.*b/ckpt_1. The last of these is what a training goes on from"),
-                pytest.raises(SystemExit),
-            ):
-                fit(model_on(on(1, 4)), callbacks=[Filling(disk), *callbacks])
-            assert f"saved {disk}/b/ckpt_1; leaving with exit code 75" in capsys.readouterr().err
-        else:
-            fill(disk)
-            with (
-                pytest.warns(UserWarning, match="there is none. The training goes on"),
-                pytest.raises(FullDiskError, match="there is none"),
-            ):
-                fit(model_on(on(1, 4)), callbacks=callbacks)
+    directory, begin, end, why = trouble
+    callbacks = [Signalling("SIGTERM", "on_train_batch_end", 7), Backup(directory)]
+    if saved:
+        with (
+            pytest.warns(UserWarning, match=rf"{why}.*/ckpt_1\. The last of these is what a training goes on from"),
+            pytest.raises(SystemExit),
+        ):
+            fit(model_on(on(1, 4)), callbacks=[Troubling(begin, end), *callbacks])
+        assert f"saved {directory}/ckpt_1; leaving with exit code 75" in capsys.readouterr().err
+    else:
+        with (
+            pytest.warns(UserWarning, match="there is none. The training goes on"),
+            pytest.raises(StorageError, match="there is none"),
+        ):
+            fit(model_on(on(1, 4)), callbacks=[Troubling(begin, end, (0, 1)), *callbacks])
 
 
 def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole):

@@ -21,9 +21,12 @@ from hypothesis import strategies as st
 import unisono as un
 from processes import python
 from sizes import cases
-from unisono._src.keras.checkpoint import files, storage
+from storages import NAMES, list_names, storage, write
+from unisono._src.keras.checkpoint import files
 from unisono._src.keras.checkpoint.encoding import DTYPES, decode_state
 from unisono._src.keras.checkpoint.files import ARRAYS, RECORD, DamagedError, load_checkpoint, write_checkpoint
+from unisono._src.keras.checkpoint.local_storage import UNFINISHED, LocalPlace
+from unisono._src.keras.checkpoint.storage import find_place
 
 ROWS = np.random.default_rng(0).random((300, 40)).astype("float32")
 CONTENT = {
@@ -42,7 +45,7 @@ MORE = {"note": [1, 2.5, None, "x"], "best": float("-inf")}
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("written") / "ckpt_1"
-    write_checkpoint(path, CONTENT, MORE)
+    write_checkpoint(find_place(path), CONTENT, MORE)
     return path
 
 
@@ -54,11 +57,14 @@ def check(path):
     assert loaded.record.items() >= MORE.items()
 
 
-def test_every_bit_comes_back(written, tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_bit_comes_back(tmp_path, name):
     """Of every dtype that states may have, and without arrays too."""
-    check(written)
-    write_checkpoint(tmp_path / "ckpt_1", {}, MORE)
-    assert load_checkpoint(tmp_path / "ckpt_1").arrays == {}
+    with storage(name, tmp_path) as directory:
+        write_checkpoint(directory / "ckpt_1", CONTENT, MORE)
+        check(directory / "ckpt_1")
+        write_checkpoint(directory / "ckpt_2", {}, MORE)
+        assert load_checkpoint(directory / "ckpt_2").arrays == {}
 
 
 def test_others_can_read_the_files(written):
@@ -78,7 +84,7 @@ def test_no_array_is_copied_and_none_is_too_large(tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
     views = []
     monkeypatch.setattr(files, "view_bytes", lambda array: views.append(array) or array.reshape(-1).view(np.uint8).data)
-    write_checkpoint(tmp_path / "ckpt_1", {"of": ROWS}, {})
+    write_checkpoint(find_place(tmp_path / "ckpt_1"), {"of": ROWS}, {})
     assert all(view.base is ROWS or view is ROWS for view in views)
     assert np.array_equal(load_checkpoint(tmp_path / "ckpt_1").arrays["of"], ROWS)
 
@@ -87,23 +93,26 @@ def test_no_array_is_copied_and_none_is_too_large(tmp_path, monkeypatch):
 @given(data=st.data())
 def test_damage_is_found(written, tmp_path_factory, data):
     """Wherever a bit is flipped or a file is cut short: what is loaded has the right bits, or nothing is."""
-    copy = tmp_path_factory.mktemp("damaged") / "ckpt_1"
-    shutil.copytree(written, copy)
-    file = copy / data.draw(st.sampled_from([ARRAYS, RECORD]), label="file")
-    content = bytearray(file.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1), label="at")
-    how = data.draw(st.sampled_from(["flip", "cut", "remove"]), label="how")
-    if how == "remove":
-        file.unlink()
-    else:
-        content[at] ^= 1 << data.draw(st.integers(0, 7))
-        file.write_bytes(content if how == "flip" else content[:at])
-    said = f"The checkpoint {copy} is damaged: "
-    try:
-        check(copy)
-    except DamagedError as error:
-        said = str(error)
-    assert said.startswith(f"The checkpoint {copy} is damaged: ")
+    with storage(data.draw(st.sampled_from(NAMES), label="storage"), tmp_path_factory.mktemp("damaged")) as directory:
+        copy = directory / "ckpt_1"
+        content = {name: bytearray((written / name).read_bytes()) for name in (ARRAYS, RECORD)}
+        file = data.draw(st.sampled_from([ARRAYS, RECORD]), label="file")
+        at = data.draw(st.integers(0, len(content[file]) - 1), label="at")
+        how = data.draw(st.sampled_from(["flip", "cut", "remove"]), label="how")
+        if how == "flip":
+            content[file][at] ^= 1 << data.draw(st.integers(0, 7))
+        elif how == "cut":
+            del content[file][at:]
+        else:
+            del content[file]
+        for name, damaged in content.items():
+            write(copy / name, bytes(damaged))
+        said = f"The checkpoint {copy} is damaged: "
+        try:
+            check(copy)
+        except DamagedError as error:
+            said = str(error)
+        assert said.startswith(f"The checkpoint {copy} is damaged: ")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +140,11 @@ def test_what_is_damaged_is_named(written, tmp_path, monkeypatch, file, old, new
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
-from unisono._src.keras.checkpoint import storage
+from unisono._src.keras.checkpoint.local_storage import LocalPlace
 
-folder, calls = Path(sys.argv[1]), int(sys.argv[2])
+folder, calls = LocalPlace(sys.argv[1]), int(sys.argv[2])
 
-def write(open_file):
-    for name in ("a", "b"):
-        with open_file(name) as file:
-            file.write(b"whole")
+files = dict.fromkeys(("a", "b"), lambda file: file.write(b"whole"))
 
 def before_a_call(event, args):
     global calls
@@ -148,11 +153,11 @@ def before_a_call(event, args):
         if calls == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-storage.write_folder(folder / "one", write)
+(folder / "one").write_folder(files)
 sys.addaudithook(before_a_call)
-storage.remove_unfinished(folder / "two")
-storage.write_folder(folder / "two", write)
-storage.remove_folder(folder / "one")
+(folder / "two").remove_unfinished()
+(folder / "two").write_folder(files)
+(folder / "one").remove_folder()
 print("left at", calls)
 """
 
@@ -164,7 +169,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_whole_folders(tmp_path):
         folder = tmp_path / str(calls)
         folder.mkdir()
         done = python("-c", KILLED, str(folder), str(calls), timeout=60)
-        names = {name for name in storage.list_names(folder) if not name.endswith(storage.UNFINISHED)}
+        names = {name for name in list_names(folder) if not name.endswith(UNFINISHED)}
         for name in names:
             assert {file.name: file.read_bytes() for file in (folder / name).iterdir()} == {"a": b"whole", "b": b"whole"}
         assert names >= {"two"} or names == {"one"}
@@ -179,14 +184,13 @@ def test_a_process_that_is_killed_at_any_call_leaves_whole_folders(tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
-    def write(open_file):
-        with open_file("a") as file:
-            file.write(b"half")
+    def write(file):
+        file.write(b"half")
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        storage.write_folder(tmp_path / "new" / "one", write)
-    assert storage.list_names(tmp_path / "new") == []
+        LocalPlace(tmp_path / "new" / "one").write_folder({"a": write})
+    assert list_names(tmp_path / "new") == []
 
 
 def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -199,7 +203,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
             raise OSError(errno.EINVAL, "a file system that knows it for files alone")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    write_checkpoint(tmp_path / "ckpt_1", {"of": ROWS}, {})
+    write_checkpoint(find_place(tmp_path / "ckpt_1"), {"of": ROWS}, {})
     assert seen == [f"ckpt_1.unfinished/{ARRAYS}", f"ckpt_1.unfinished/{RECORD}", "ckpt_1.unfinished", "."]
 
 
@@ -214,7 +218,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     ids=["full", "quota", "limit", "another"],
 )
 def test_lack_of_room(tmp_path, error, said):
-    assert re.match(f".*{said}", str(storage.describe_lack_of_room(error, tmp_path / "not" / "made", 40)))
+    assert re.match(f".*{said}", str(LocalPlace(tmp_path / "not" / "made").describe_failure(error, 40)))
 
 
 # --- checkpoints that Orbax wrote -------------------------------------------------------------------------------------
@@ -250,10 +254,10 @@ def test_a_checkpoint_of_orbax_is_read_and_goes_on_in_the_new_format(tmp_path):
     )
     checkpoint.save(tmp_path / "ckpt", keep=1)
     checkpoint.wait()
-    assert storage.list_names(tmp_path) == ["ckpt_2"]
+    assert list_names(tmp_path) == ["ckpt_2"]
     old, new = load_checkpoint(OLD), load_checkpoint(tmp_path / "ckpt_2")
     assert (old.record["format"], new.record["format"]) == (2, 3)
-    assert files.count_steps(OLD) == 0
+    assert files.count_steps(find_place(OLD)) == 0
     states = [repr(decode_state(loaded.record["states"], loaded.arrays)) for loaded in (old, new)]
     assert states[0] == states[1]
 
@@ -284,4 +288,4 @@ def test_what_reads_a_checkpoint_of_orbax_can_be_installed(tmp_path, monkeypatch
     for _ in range(2):
         checkpoint.save(tmp_path / "ckpt", keep=1)
     checkpoint.wait()
-    assert storage.list_names(tmp_path) == ["ckpt_1", "ckpt_3"]
+    assert list_names(tmp_path) == ["ckpt_1", "ckpt_3"]

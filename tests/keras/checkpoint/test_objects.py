@@ -10,6 +10,7 @@ from keras import layers, ops
 import unisono as un
 from loops import crossentropy
 from sizes import slow
+from storages import NAMES, storage, write
 from trainings import on, rows
 from unisono._src.keras.private.variable_paths import walk_variables
 
@@ -448,17 +449,19 @@ def test_the_same_configuration_says_nothing(tmp_path, make):
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_and_names(tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_and_names(tmp_path, name):
     """A prefix, a directory that exists, one with a slash; what is there is never written over."""
     checkpoint = un.Checkpoint(step=STEP())
-    assert un.latest_checkpoint(tmp_path) is un.latest_checkpoint(tmp_path / "nowhere") is None
-    assert checkpoint.restore(None) is False
-    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a_1")
-    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a_2")
-    assert un.Checkpoint(step=STEP()).save(tmp_path / "a", keep=2) == str(tmp_path / "a_3")
-    assert un.latest_checkpoint(tmp_path / "a") == str(tmp_path / "a_3")
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a_2", "a_3"]
-    (tmp_path / "there").mkdir()
-    assert checkpoint.save(tmp_path / "there") == str(tmp_path / "there" / "ckpt_1")
-    assert checkpoint.save(f"{tmp_path}/new/") == str(tmp_path / "new" / "ckpt_1")
-    assert un.latest_checkpoint(tmp_path / "new") == str(tmp_path / "new" / "ckpt_1")
+    with storage(name, tmp_path) as place:
+        assert un.latest_checkpoint(place) is un.latest_checkpoint(place / "nowhere") is None
+        assert checkpoint.restore(None) is False
+        assert checkpoint.save(place / "a") == str(place / "a_1")
+        assert checkpoint.save(place / "a") == str(place / "a_2")
+        assert un.Checkpoint(step=STEP()).save(place / "a", keep=2) == str(place / "a_3")
+        assert un.latest_checkpoint(place / "a") == str(place / "a_3")
+        assert place.list_names() == ["a_2", "a_3"]
+        write(place / "there" / "of somebody", b"")
+        assert checkpoint.save(place / "there") == str(place / "there" / "ckpt_1")
+        assert checkpoint.save(f"{place}/new/") == str(place / "new" / "ckpt_1")
+        assert un.latest_checkpoint(place / "new") == str(place / "new" / "ckpt_1")

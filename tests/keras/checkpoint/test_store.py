@@ -25,14 +25,16 @@ from orbax.checkpoint.experimental.v1.training import preservation_policies as p
 from processes import environment, python
 from sizes import cases
 from small_disk import fill, small_disk
-from unisono._src.keras.checkpoint import files, storage, store
+from storages import NAMES, list_names, remove, storage, write
+from unisono._src.keras.checkpoint import files, store
 from unisono._src.keras.checkpoint.background import BackgroundWriter
 from unisono._src.keras.checkpoint.checkpoint import Checkpoint
 from unisono._src.keras.checkpoint.encoding import MARK, decode_state, encode_state
 from unisono._src.keras.checkpoint.files import ARRAYS, RECORD, DamagedError, load_checkpoint
 from unisono._src.keras.checkpoint.latest import latest_checkpoint
+from unisono._src.keras.checkpoint.local_storage import UNFINISHED, LocalPlace
 from unisono._src.keras.checkpoint.run_checkpoint import copy_on_device
-from unisono._src.keras.checkpoint.storage import FullDiskError, list_names
+from unisono._src.keras.checkpoint.storage import StorageError
 from unisono._src.keras.checkpoint.store import CheckpointStore
 
 NUMBERS = {"of": np.random.default_rng(0).random((300, 40)).astype("float32")}
@@ -46,9 +48,17 @@ def save(store, *numbers, arrays=NUMBERS, **record):
 
 def flip(path):
     """A bit of the file that holds the values."""
-    content = bytearray((path / ARRAYS).read_bytes())
+    with (path / ARRAYS).open_file() as file:
+        content = bytearray(file.read())
     content[len(content) // 2] ^= 1
-    (path / ARRAYS).write_bytes(content)
+    write(path / ARRAYS, bytes(content))
+
+
+@pytest.fixture(params=NAMES)
+def directory(request, tmp_path):
+    """An empty one, of each storage."""
+    with storage(request.param, tmp_path) as place:
+        yield place
 
 
 # --- the newest -------------------------------------------------------------------------------------------------------
@@ -60,7 +70,7 @@ def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
     store = CheckpointStore(tmp_path)
     save(store, 1, 2)
     for name in gone:
-        (store.path(2) / name).unlink()
+        remove(store.path(2) / name)
     (tmp_path / "fold_1").mkdir()  # of somebody else
     store = CheckpointStore(tmp_path)
     with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one"):
@@ -143,22 +153,22 @@ def test_the_newest_good_file_of_keras(tmp_path, name):
     assert skipped > 5
 
 
-def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+def test_a_damaged_checkpoint_names_the_newest_good_one(directory):
     checkpoint = Checkpoint(of=keras.Variable(np.arange(1000.0)))
     for _ in range(3):
-        newest = checkpoint.save(tmp_path / "ckpt")
+        newest = checkpoint.save(directory / "ckpt")
     checkpoint.wait()
     for number in (2, 3):
-        flip(tmp_path / f"ckpt_{number}")
+        flip(directory / f"ckpt_{number}")
     with pytest.raises(DamagedError, match=r"ckpt_3 is damaged: of has other bits.*ckpt_1 is the newest good one beside it"):
         checkpoint.restore(newest)
     with pytest.warns(UserWarning, match=r"ckpt_3 is damaged.*ckpt_2 is damaged.*left in place.*ckpt_1"):
-        assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt_1")
-    flip(tmp_path / "ckpt_1")
-    for look in (lambda: latest_checkpoint(tmp_path), CheckpointStore(tmp_path).load_newest):
-        with pytest.raises(DamagedError, match=f"No good checkpoint is left in {tmp_path}. Move it away to begin anew"):
+        assert latest_checkpoint(directory) == str(directory / "ckpt_1")
+    flip(directory / "ckpt_1")
+    for look in (lambda: latest_checkpoint(directory), CheckpointStore(directory).load_newest):
+        with pytest.raises(DamagedError, match=f"No good checkpoint is left in {directory}. Move it away to begin anew"):
             look()
-    assert len(list_names(tmp_path)) == 3
+    assert len(list_names(directory)) == 3
 
 
 @pytest.mark.parametrize(
@@ -170,20 +180,20 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
         ),
         ("a/ckpt", r"is not there. In {0}/a there are ckpt_5, "),
         ("b/ckpt_4", r"is not there. There is no folder {0}/b. In {0} there are a, empty, model.keras\."),
-        ("empty/ckpt_4", r"is not there. In {0}/empty there is nothing\."),
+        ("empty/ckpt_4", r"is not there. In {0}/empty there is of somebody\."),
         ("a", r"{0}/a is a folder of checkpoints. Write restore\(un.latest_checkpoint\('{0}/a'\)\) for the newest in it"),
         ("model.keras", r"model.keras is a file, and un.Checkpoint writes folders. Write .* keras.saving.load_model"),
     ],
-    ids=["number", "prefix", "folder", "empty", "directory", "file"],
+    ids=["number", "prefix", "folder", "another's", "directory", "file"],
 )
-def test_a_checkpoint_that_is_not_there(tmp_path, asked, said):
+def test_a_checkpoint_that_is_not_there(directory, asked, said):
     """It is not called damaged; what is there is named."""
     for number in (1, 2, 3, 10, 11, 12, 5):
-        (tmp_path / "a" / f"ckpt_{number}" / ARRAYS).mkdir(parents=True)
-    (tmp_path / "model.keras").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises((FileNotFoundError, ValueError), match=said.format(tmp_path)):
-        Checkpoint(of=keras.Variable(1.0)).restore(tmp_path / asked)
+        write(directory / "a" / f"ckpt_{number}" / RECORD, b"")
+    write(directory / "model.keras", b"")
+    write(directory / "empty" / "of somebody", b"")
+    with pytest.raises((FileNotFoundError, ValueError), match=said.format(directory)):
+        Checkpoint(of=keras.Variable(1.0)).restore(directory / asked)
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -198,38 +208,40 @@ def test_a_checkpoint_that_is_not_there(tmp_path, asked, said):
     ],
     ids=["all", "two", "a policy"],
 )
-def test_what_is_kept(tmp_path, keep, left):
+def test_what_is_kept(directory, keep, left):
     """The newest is in any case."""
-    store, seen = CheckpointStore(tmp_path, keep=keep), []
+    store, seen = CheckpointStore(directory, keep=keep), []
     for number in range(1, 6):
         save(store, number)
         seen.append(store.numbers)
     assert seen == left
 
 
-def test_damaged_checkpoints_are_not_among_those_that_are_kept(tmp_path):
+def test_damaged_checkpoints_are_not_among_those_that_are_kept(directory):
     """Two good ones are, also where another process had written them, and the damaged ones are left in place."""
-    save(CheckpointStore(tmp_path), 1, 2, 3, 4, 5)
-    flip(tmp_path / "ckpt_3")
-    (tmp_path / "ckpt_5" / RECORD).unlink()
-    store = CheckpointStore(tmp_path, keep=2)
+    save(CheckpointStore(directory), 1, 2, 3, 4, 5)
+    flip(directory / "ckpt_3")
+    write(directory / "ckpt_5" / RECORD, b"{}")
+    store = CheckpointStore(directory, keep=2)
     save(store, store.choose_next_number())
-    assert list_names(tmp_path) == ["ckpt_3", "ckpt_4", "ckpt_5", "ckpt_6"]
+    assert list_names(directory) == ["ckpt_3", "ckpt_4", "ckpt_5", "ckpt_6"]
     store.delete()
-    assert not tmp_path.exists()
+    assert list_names(directory) == []
 
 
-def test_an_unfinished_write_is_no_checkpoint(tmp_path):
+def test_an_unfinished_write_is_no_checkpoint(directory):
     """As kill -9 leaves it. The next save clears it away, and leaves that of another name, which may be being written."""
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(directory)
     save(store, 1)
+    end = UNFINISHED if isinstance(directory, LocalPlace) else ""
     for name in ("ckpt_2", "other_2"):
-        shutil.copytree(store.path(1), tmp_path / f"{name}{storage.UNFINISHED}")
+        write(directory / f"{name}{end}" / ARRAYS, b"half")
     assert store.numbers == [1]
-    assert CheckpointStore(tmp_path).load_newest().path == store.path(1)
+    assert CheckpointStore(directory).load_newest().path == store.path(1)
+    assert latest_checkpoint(directory) == str(store.path(1))
     assert store.choose_next_number() == 3
     save(store, 3)
-    assert list_names(tmp_path) == ["ckpt_1", "ckpt_3", "other_2.unfinished"]
+    assert list_names(directory) == ["ckpt_1", "ckpt_3", f"other_2{end}"]
 
 
 def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, monkeypatch):
@@ -283,13 +295,13 @@ def test_a_disk_that_is_really_full(tmp_path):
         save(store, 1)
         ballast = fill(disk)
         with pytest.raises(
-            FullDiskError, match=rf"ckpt_2 was not written: the disk is full: 48000 bytes wanted, 0 free. .*: {disk}/ckpt_1\."
+            StorageError, match=rf"ckpt_2 was not written: the disk is full: 48000 bytes wanted, 0 free. .*: {disk}/ckpt_1\."
         ):
             save(store, 2)
         assert list_names(disk) == ["ballast", "ckpt_1"]
         ballast.unlink()
         ballast.write_bytes(bytes(400_000))  # room for the folder, and not for the arrays
-        with pytest.raises(FullDiskError, match=r"the disk is full: 400000 bytes wanted, [1-9]\d+ free"):
+        with pytest.raises(StorageError, match=r"the disk is full: 400000 bytes wanted, [1-9]\d+ free"):
             save(store, 3, arrays={"large": np.random.default_rng(0).random(50_000)})
         assert list_names(disk) == ["ballast", "ckpt_1"]
         ballast.unlink()

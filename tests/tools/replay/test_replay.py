@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import unisono as un
+from storages import NAMES, list_names, storage, write
 from unisono._src.keras.checkpoint.files import count_steps
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.keras.record.run_recorder import RunRecorder
@@ -134,9 +135,8 @@ def test_a_record_of_the_scripts_own_is_left_alone(tmp_path, monkeypatch):
     assert len(read_run_record(tmp_path / "instead").steps) == 2
 
 
-def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_path, monkeypatch):
-    store = CheckpointStore(tmp_path)
-
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_path, monkeypatch, name):
     def save(number, steps):
         store.save(number, lambda: ({"x": np.arange(3)}, {"steps": steps}))
         store.wait()
@@ -144,18 +144,20 @@ def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_p
     def find_start(step):
         monkeypatch.setenv(names.REPLAY_STEP, str(step))
         loaded = store.load_newest()
-        latest = un.latest_checkpoint(tmp_path)
+        latest = un.latest_checkpoint(directory)
         assert latest == (loaded and str(loaded.path))
         return loaded and loaded.record["steps"]
 
-    for number, steps in enumerate((4, 8, 12)):
-        save(number, steps)
-    (tmp_path / "model.weights.h5").touch()  # it may be of any step
-    assert [find_start(step) for step in (3, 4, 11, 12, 50)] == [None, 4, 8, 12, 12]
-    save(9, 40)
-    store.delete()
-    assert [path.name for path in sorted(tmp_path.glob("ckpt_*"))] == ["ckpt_0", "ckpt_1", "ckpt_2"]
-    assert count_steps(tmp_path / "gone_1") == math.inf
+    with storage(name, tmp_path) as directory:
+        store = CheckpointStore(directory)
+        for number, steps in enumerate((4, 8, 12)):
+            save(number, steps)
+        write(directory / "model.weights.h5", b"")  # it may be of any step
+        assert [find_start(step) for step in (3, 4, 11, 12, 50)] == [None, 4, 8, 12, 12]
+        save(9, 40)
+        store.delete()
+        assert list_names(directory) == ["ckpt_0", "ckpt_1", "ckpt_2", "model.weights.h5"]
+        assert count_steps(directory / "gone_1") == math.inf
 
 
 @pytest.mark.parametrize(("at", "step", "count"), [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 6, sys.maxsize), (20, 0, 20)])

@@ -28,7 +28,7 @@ from unisono._src.processes.stop_signals import SIGNALS, StopRequest, listen_for
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
 
 GOES_ON = "The training goes on, and the next save tries again."
-"""What follows when there was no room for a checkpoint."""
+"""What follows when the storage did not take a checkpoint."""
 
 
 class BackupAndRestore(FitCallback):
@@ -38,7 +38,7 @@ class BackupAndRestore(FitCallback):
     afterwards is that of a run that was never interrupted. Checkpoints are written in the background.
 
     Args:
-        backup_dir: A directory for this training alone.
+        backup_dir: A directory for this training alone; also with a protocol, like "s3://bucket/run".
         save_freq: "epoch", the default; a number of steps; False for signals alone; or a policy of
             orbax.checkpoint.experimental.v1.training.save_decision_policies, such as one for a number of seconds.
         double_checkpoint: An argument of Keras' callback, without effect. Two checkpoints are kept in any case, so that a damaged

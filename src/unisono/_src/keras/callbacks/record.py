@@ -9,6 +9,7 @@ import sys
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.record.run_recorder import get_recorder
+from unisono._src.local_paths import as_local_path
 
 
 class Record(FitCallback):
@@ -34,6 +35,7 @@ class Record(FitCallback):
             super().__init__()
             if not os.fspath(directory):
                 raise ValueError("Record received an empty directory. Name a directory for the record of this run.")
+            as_local_path("Record", directory)
             self.directory = os.fspath(directory)
             self._block = contextlib.ExitStack()
 

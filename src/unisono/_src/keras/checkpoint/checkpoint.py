@@ -7,18 +7,17 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import keras
 
 from unisono._src.hidden_frames import PUBLIC_CALL
-from unisono._src.keras.checkpoint import storage
 from unisono._src.keras.checkpoint.background import wait_for_writers
 from unisono._src.keras.checkpoint.files import DamagedError, load_checkpoint
 from unisono._src.keras.checkpoint.latest import find_checkpoints, read_first_good, refuse_missing
 from unisono._src.keras.checkpoint.object_state import KerasThing
 from unisono._src.keras.checkpoint.run_checkpoint import RunCheckpoint
+from unisono._src.keras.checkpoint.storage import Place, find_place
 from unisono._src.keras.checkpoint.store import CheckpointStore, Keep
 from unisono._src.near_names import says_near_names
 from unisono._src.placement import Placement
@@ -102,14 +101,15 @@ class Checkpoint:
             self._run_checkpoint = RunCheckpoint(
                 keras_things, next((dataset.placement.replicas for dataset in self._datasets), None)
             )
-            self._stores: dict[tuple[Path, str], CheckpointStore] = {}
+            self._stores: dict[tuple[Place, str], CheckpointStore] = {}
 
     @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
         """Write a numbered checkpoint in the background, and return its path.
 
         Args:
-            path: A directory (one that exists, or with "/" at its end), or a prefix like "./ckpts/ckpt".
+            path: A directory (one that exists, or with "/" at its end), or a prefix like "./ckpts/ckpt"; also with a protocol, like
+                "s3://bucket/run/".
             keep: How many of the newest checkpoints are kept; or a policy of
                 orbax.checkpoint.experimental.v1.training.preservation_policies. By default all are kept.
 
@@ -133,10 +133,12 @@ class Checkpoint:
                 store.wait()
 
     def _find_store(self, path: str | os.PathLike[str]) -> CheckpointStore:
-        absolute = Path(path).absolute()
-        is_directory = storage.is_folder(absolute) or str(path).endswith(("/", os.sep))
-        directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
-        return self._stores.setdefault((directory, name), CheckpointStore(directory, name))
+        place = find_place(path)
+        folder, prefix = (place, "ckpt"), (place.parent, place.name)
+        is_known = folder in self._stores or prefix in self._stores  # then the storage is not asked, which may not answer
+        is_folder = folder in self._stores if is_known else place.is_folder()
+        key = folder if is_folder or os.fspath(path).endswith("/") else prefix
+        return self._stores.setdefault(key, CheckpointStore(*key))
 
     @says_near_names
     @contextlib.contextmanager
@@ -162,7 +164,7 @@ class Checkpoint:
             def save_and_leave() -> None:
                 for store in self._stores.values():
                     store.settle("It is saved again before the program exits.")
-                saved = Path(self.save(path, keep))
+                saved = find_place(self.save(path, keep))
                 stop.exit_program(self._find_store(path).finish(saved))
 
             def between_batches() -> None:
@@ -194,15 +196,15 @@ class Checkpoint:
         if path is None:
             return False
         get_agreement().of_first(f"the checkpoint {path}, which it restores", wait_for_writers)
-        absolute = Path(path).absolute()
-        refuse_missing(absolute)
+        place = find_place(path)
+        refuse_missing(place)
         try:
-            loaded = load_checkpoint(absolute)
+            loaded = load_checkpoint(place)
         except DamagedError as error:
 
-            def list_others() -> list[Path]:
-                checkpoints = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
-                return [folder for _, _, folder in checkpoints if folder != absolute]
+            def list_others() -> list[Place]:
+                checkpoints = find_checkpoints(place.parent, place.name.rpartition("_")[0])
+                return [folder for _, _, folder in reversed(checkpoints) if folder != place]
 
             found, _ = read_first_good(list_others, load_checkpoint)
             beside = "" if found is None else f" {found[0]} is the newest good one beside it."

@@ -14,19 +14,16 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from io import BufferedIOBase
-from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
 from unisono._src.keras.checkpoint import orbax_files, storage
+from unisono._src.keras.checkpoint.storage import ARRAYS, RECORD, Place, StorageError, find_place, summarize_error
 from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Json
 
 FORMAT = 3
-
-ARRAYS = "arrays.npz"
-RECORD = "record.json"
 
 Record: TypeAlias = dict[str, Json]
 """The description of a checkpoint beside its arrays, in JSON."""
@@ -39,24 +36,25 @@ class DamagedError(ValueError):
 class LoadedCheckpoint(NamedTuple):
     """A checkpoint that was read and found good."""
 
-    path: Path
+    path: Place
     arrays: dict[str, np.ndarray]
     record: Record
 
 
-def write_checkpoint(path: Path, arrays: Mapping[str, np.ndarray], description: Mapping[str, Json]) -> None:
+def write_checkpoint(path: Place, arrays: Mapping[str, np.ndarray], description: Mapping[str, Json]) -> None:
     """Write a checkpoint, as a whole or not at all."""
+    described = {name: [array.shape, str(array.dtype), digest_array(array)] for name, array in arrays.items()}
+    record = json.loads(json.dumps({**description, "format": FORMAT, "arrays": described}))
 
-    def write(open_file: storage.OpenFile) -> None:
-        described = {name: [array.shape, str(array.dtype), digest_array(array)] for name, array in arrays.items()}
-        record = json.loads(json.dumps({**description, "format": FORMAT, "arrays": described}))
-        with open_file(ARRAYS) as file, zipfile.ZipFile(file, "w") as archive:
+    def write_arrays(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays.items():
                 write_member(archive, name, array)
-        with open_file(RECORD) as file:
-            file.write(json.dumps({**record, "seal": digest_record(record)}).encode())
 
-    storage.write_folder(path, write)
+    def write_record(file: BinaryIO) -> None:
+        file.write(json.dumps({**record, "seal": digest_record(record)}).encode())
+
+    path.write_folder({ARRAYS: write_arrays, RECORD: write_record})
 
 
 def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
@@ -66,47 +64,51 @@ def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None
         content = content.view(f"u{content.itemsize}")
     with archive.open(name_member(name), "w", force_zip64=True) as member:
         np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(content))
-        member.write(view_bytes(content))
+        whole = view_bytes(content)
+        for start in range(0, len(whole), storage.AT_ONCE):
+            member.write(whole[start : start + storage.AT_ONCE])
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Read a checkpoint and check every bit of it."""
-    path = Path(path).absolute()
+    place = find_place(path)
     try:
         with get_activity().report_busy("reading a checkpoint"):
-            record = read_record(path)
-            return LoadedCheckpoint(path, read_arrays(path, record), record)
-    except (DamagedError, ImportError, MemoryError):  # what is missing here says nothing about the checkpoint
+            record = read_record(place)
+            return LoadedCheckpoint(place, read_arrays(place, record), record)
+    except (DamagedError, StorageError, ImportError, MemoryError):  # what is missing here says nothing about the checkpoint
         raise
     except Exception as error:
-        raise DamagedError(f"The checkpoint {path} is damaged: {summarize_error(error)}.") from error
+        raise DamagedError(f"The checkpoint {place} is damaged: {summarize_error(error)}.") from error
 
 
-def count_steps(path: Path) -> float:
+def count_steps(path: Place) -> float:
     """Count the steps that had begun when a checkpoint was written. It is infinity if the checkpoint does not say it."""
     try:
-        steps = read_record(path).get("steps")
+        steps = read_record(path).get("steps") if looks_like_checkpoint(path) else None
+    except StorageError:
+        raise
     except (OSError, ValueError):  # no checkpoint, or one that is damaged
         return math.inf
     return steps if isinstance(steps, int) else math.inf
 
 
-def looks_like_checkpoint(path: Path) -> bool:
+def looks_like_checkpoint(path: Place) -> bool:
     """Whether a folder has any file of a checkpoint. Other files may be gone."""
-    return not {ARRAYS, RECORD, orbax_files.ARRAYS, orbax_files.METADATA}.isdisjoint(storage.list_names(path))
+    return not {ARRAYS, RECORD, orbax_files.ARRAYS, orbax_files.METADATA}.isdisjoint(path.list_names())
 
 
-def read_write_time(path: Path) -> int:
+def read_write_time(path: Place) -> int:
     """Read when a checkpoint or a Keras file was written. It is in nanoseconds, and 0 if the file is gone."""
-    return max(storage.read_write_time(path / name) for name in (RECORD, orbax_files.METADATA)) or storage.read_write_time(path)
+    return max((path / name).read_write_time() for name in (RECORD, orbax_files.METADATA)) or path.read_write_time()
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Place) -> Record:
     """Read the record of a checkpoint, and check its bits."""
-    if orbax_files.METADATA in storage.list_names(path):
+    if orbax_files.METADATA in path.list_names():
         record = orbax_files.read_record(path)
     else:
-        with storage.open_file(path / RECORD) as file:
+        with (path / RECORD).open_file() as file:
             record = json.load(file)
     if not isinstance(record, dict) or record.get("seal") != digest_record(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
@@ -118,14 +120,14 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def read_arrays(path: Path, record: Record) -> dict[str, np.ndarray]:
+def read_arrays(path: Place, record: Record) -> dict[str, np.ndarray]:
     """Read the arrays that a record describes, and check their bits."""
     described = record["arrays"]
     arrays = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype, _) in described.items()}
     if record["format"] == orbax_files.FORMAT:
         arrays = {name: np.asarray(array) for name, array in orbax_files.read_arrays(path, arrays).items()}
     else:
-        with storage.open_file(path / ARRAYS) as file, zipfile.ZipFile(file) as archive:
+        with (path / ARRAYS).open_file() as file, zipfile.ZipFile(file) as archive:
             for name, array in arrays.items():
                 try:
                     read_member(file, archive.getinfo(name_member(name)), array)
@@ -169,7 +171,3 @@ def digest_array(array: np.ndarray) -> str:
 def digest_record(record: Mapping[str, Json]) -> str:
     text = json.dumps({key: value for key, value in record.items() if key != "seal"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def summarize_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no text'}"

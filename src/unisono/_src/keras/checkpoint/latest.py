@@ -11,14 +11,14 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import h5py
 
-from unisono._src.keras.checkpoint import files, storage
+from unisono._src.keras.checkpoint import files
 from unisono._src.keras.checkpoint.background import wait_for_writers
 from unisono._src.keras.checkpoint.files import DamagedError, LoadedCheckpoint, load_checkpoint
+from unisono._src.keras.checkpoint.storage import Place, StorageError, find_place
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.processes.names import get_replayed_step
@@ -37,12 +37,12 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     Args:
         directory: Where `un.Checkpoint` has saved, as a directory or as the prefix that `save` was given, or where
-            keras.callbacks.ModelCheckpoint has written `.weights.h5` or `.keras` files.
+            keras.callbacks.ModelCheckpoint has written `.weights.h5` or `.keras` files; also with a protocol.
 
     Damaged checkpoints are left in place, and named in a warning. Another process may write and remove checkpoints meanwhile. Of several
     processes, process 0 looks.
     """
-    place = Path(directory).absolute()
+    place = find_place(directory)
 
     def find_newest() -> str | None:
         wait_for_writers()
@@ -51,20 +51,20 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     return get_agreement().of_first(f"the newest checkpoint in {directory}", find_newest)
 
 
-def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
+def find_checkpoints(directory: Place, name: str | None = None) -> list[tuple[str, int, Place]]:
     """List the checkpoints that were written whole, with names and numbers.
 
-    Each item is (name, number, path). Files of a checkpoint may be gone by now. With a name, all folders of this name count.
+    Each item is (name, number, path), by name and number. Files of a checkpoint may be gone by now. With a name, all folders of this name count.
     Without one, a name counts if any of its folders looks like a checkpoint.
     """
-    matches = [re.fullmatch(r"(.+)_(\d+)", entry) for entry in storage.list_names(directory)]
+    matches = [re.fullmatch(r"(.+)_(\d+)", entry) for entry in directory.list_names()]
     found = [(match[1], int(match[2]), directory / match[0]) for match in matches if match]
-    folders = [entry for entry in found if name in (None, entry[0]) and storage.is_folder(entry[2])]
+    folders = [entry for entry in found if name in (None, entry[0]) and entry[2].is_folder()]
     ours = {series for series, _, path in folders if series == name or files.looks_like_checkpoint(path)}
-    return [entry for entry in folders if entry[0] in ours]
+    return sorted((entry for entry in folders if entry[0] in ours), key=lambda entry: entry[:2])
 
 
-def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read: Callable[[Path], T]) -> T | None:
+def read_newest(directory: Place, list_paths: Callable[[], Iterable[Place]], read: Callable[[Place], T]) -> T | None:
     """Read the first good path, and give what `read` returns.
 
     It is None if there is no path. Damaged checkpoints are left in place, and named in a warning. A process that replays a step
@@ -72,7 +72,7 @@ def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read:
     """
     step = get_replayed_step()
 
-    def list_starts() -> list[Path]:
+    def list_starts() -> list[Place]:
         # Files of Keras do not say how many steps came before them: no replay starts from them.
         return [path for path in list_paths() if step is None or files.count_steps(path) <= step]
 
@@ -88,28 +88,28 @@ def read_newest(directory: Path, list_paths: Callable[[], Iterable[Path]], read:
 
 
 def read_first_good(
-    list_paths: Callable[[], Sequence[Path]], read: Callable[[Path], T]
-) -> tuple[tuple[Path, T] | None, dict[Path, str]]:
+    list_paths: Callable[[], Sequence[Place]], read: Callable[[Place], T]
+) -> tuple[tuple[Place, T] | None, dict[Place, str]]:
     """Read the first path that is not damaged.
 
     The result is ((path, what `read` returns), the error text of each damaged path before it). The process that writes the
     checkpoints may remove old ones meanwhile: a path that is gone is not damaged. If all are gone, newer ones have taken their
     place, and the paths are listed again.
     """
-    damaged: dict[Path, str] = {}
+    damaged: dict[Place, str] = {}
     while (paths := list_paths()) and not damaged:
         for path in paths:
             try:
                 return (path, read(path)), damaged
             except DamagedError as error:
-                if storage.is_there(path):
+                if path.is_there():
                     damaged[path] = str(error)
     return None, damaged
 
 
-def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
+def load_chosen_by_first(path: Place) -> LoadedCheckpoint:
     """Load the checkpoint that process 0 chose. It is called in other processes."""
-    if not storage.is_there(path):
+    if not path.is_there():
         raise FileNotFoundError(
             f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
             f"processes share."
@@ -117,13 +117,13 @@ def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
     return load_checkpoint(path)
 
 
-def list_newest_first(place: Path) -> list[Path]:
+def list_newest_first(place: Place) -> list[Place]:
     """List the checkpoints of a directory or a prefix, the newest first.
 
     Ours of one name are sorted by their numbers, since a copy has another time. All others are sorted by the time of writing.
     """
-    if storage.is_folder(place):
-        names = [name for name in storage.list_names(place) if name.endswith(KERAS_FILES)]
+    if place.is_folder():
+        names = [name for name in place.list_names() if name.endswith(KERAS_FILES)]
         candidates = find_checkpoints(place) + [(name, parse_number(name), place / name) for name in names]
     else:
         candidates = find_checkpoints(place.parent, place.name)
@@ -141,30 +141,32 @@ def parse_number(name: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def check_path(path: Path) -> str:
+def check_path(path: Place) -> str:
     """Read a checkpoint or a Keras file, and give its path. DamagedError is raised if it is not what was written."""
-    if storage.is_folder(path):
+    if path.is_folder():
         return str(files.load_checkpoint(path).path)
     try:
-        with storage.open_file(path) as file:
-            if path.suffix == ".h5":
+        with path.open_file() as file:
+            if path.name.endswith(".h5"):
                 with h5py.File(file) as groups:
                     groups.visititems(lambda _, item: item[()] if isinstance(item, h5py.Dataset) else None)
             elif wrong := zipfile.ZipFile(file).testzip():
                 raise zipfile.BadZipFile(f"{wrong} has other bits than were written")
+    except StorageError:
+        raise
     except Exception as error:  # a flipped bit leads the readers of Keras' files to any error
         raise DamagedError(f"The file {path} is damaged: {error}.") from error
     return str(path)
 
 
-def refuse_missing(path: Path) -> None:
+def refuse_missing(path: Place) -> None:
     """Refuse a path that is no checkpoint's folder.
 
     There may be nothing, a folder of checkpoints, or a file. Damaged checkpoints are not refused here.
     """
-    if not storage.is_there(path):
+    if not path.is_there():
         raise FileNotFoundError(f"The checkpoint {path} is not there. {describe_neighbours(path)}")
-    if not storage.is_folder(path):
+    if not path.is_folder():
         raise ValueError(
             f"{path} is a file, and un.Checkpoint writes folders. Write model.load_weights(path) for a .weights.h5 file of Keras, and "
             f"keras.saving.load_model(path) for a .keras file."
@@ -175,16 +177,16 @@ def refuse_missing(path: Path) -> None:
         )
 
 
-def describe_neighbours(path: Path) -> str:
+def describe_neighbours(path: Place) -> str:
     """List what lies beside a missing path, near names first.
 
     If its folder is missing too, the nearest folder that exists is listed.
     """
-    folder = storage.find_folder(path.parent)
+    folder = path.parent.find_folder()
     beside = "" if folder == path.parent else f"There is no folder {path.parent}. "
-    checkpoints = [found.name for _, _, found in sorted(find_checkpoints(folder), reverse=True)]
-    names = checkpoints or storage.list_names(folder)
-    near = difflib.get_close_matches(path.relative_to(folder).parts[0], names, n=MOST_NAMES)
+    checkpoints = [found.name for _, _, found in reversed(find_checkpoints(folder))]
+    names = checkpoints or folder.list_names()
+    near = difflib.get_close_matches(str(path).removeprefix(str(folder)).lstrip("/").partition("/")[0], names, n=MOST_NAMES)
     listed = [*near, *(name for name in names if name not in near)][:MOST_NAMES]
     more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
     advice = f" Write restore(un.latest_checkpoint({str(folder)!r})) for the newest." if checkpoints else ""

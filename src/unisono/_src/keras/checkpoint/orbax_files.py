@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from unisono._src.keras.checkpoint import storage
+from unisono._src.keras.checkpoint.local_storage import LocalPlace
+from unisono._src.keras.checkpoint.storage import Place
 from unisono._src.programs.private import distributed
 from unisono._src.typing import AnyArray, Json
 
@@ -18,13 +18,18 @@ METADATA = "_CHECKPOINT_METADATA"
 """The names of what Orbax leaves in the folder of a checkpoint."""
 
 
-def read_record(path: Path) -> Json:
-    with storage.open_file(path / METADATA) as file:
+def read_record(path: Place) -> Json:
+    with (path / METADATA).open_file() as file:
         return json.load(file)["custom_metadata"]
 
 
-def read_arrays(path: Path, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
+def read_arrays(path: Place, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
     """Read the arrays of a checkpoint. `like` has their names, shapes and dtypes."""
+    if not isinstance(path, LocalPlace):
+        raise ImportError(
+            f"The checkpoint {path} was written by Orbax, as checkpoints of format {FORMAT} were, and is read from the local disk alone. "
+            f"Copy it to a local folder, and restore it from there: the next save is of the newest format, wherever it goes."
+        )
     try:
         import orbax.checkpoint.experimental.v1 as ocp
     except ImportError as error:

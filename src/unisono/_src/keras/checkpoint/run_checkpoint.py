@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from unisono._src.keras.checkpoint import run_description
 from unisono._src.keras.checkpoint.encoding import decode_state, encode_state
 from unisono._src.keras.checkpoint.files import LoadedCheckpoint, Record
 from unisono._src.keras.checkpoint.object_state import KerasState, KerasThing
+from unisono._src.keras.checkpoint.storage import Place
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.keras.ownership import find_strategy
 from unisono._src.processes.agreement import get_agreement
@@ -54,7 +54,7 @@ class RunCheckpoint:
 
     def save(
         self, store: CheckpointStore, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None
-    ) -> Path:
+    ) -> Place:
         """Begin to write the present state, and give the path.
 
         Later training does not change what is written. `values` replace the values of the variables that have these names.

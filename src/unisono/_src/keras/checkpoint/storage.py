@@ -1,134 +1,119 @@
-"""Folders of bytes, each written as a whole or not at all. No other file of this room touches the disk.
-
-It knows nothing of arrays or checkpoints: another storage would take the place of these functions.
-"""
+"""Where checkpoints lie: what a storage does for them, and which storage a path names."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import resource
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Callable, Mapping
 from io import BufferedReader
-from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Protocol, TypeAlias
 
-UNFINISHED = ".unfinished"
-"""The end of the name of a folder that is being written, or removed."""
+from unisono._src.keras.checkpoint.local_storage import LocalPlace
 
-OpenFile: TypeAlias = Callable[[str], AbstractContextManager[BinaryIO]]
-"""Opens a new file of a folder for writing, by its name."""
+ARRAYS = "arrays.npz"
+RECORD = "record.json"
+"""The files of a checkpoint. The record is written last, and removed first."""
+
+AT_ONCE = 2**24
+"""The most bytes of one call: a driver copies what it is given, and so an array is never there a second time."""
+
+Files: TypeAlias = Mapping[str, Callable[[BinaryIO], None]]
+"""What writes the files of a folder, by name, in the order of writing."""
 
 
-class FullDiskError(OSError):
-    """A checkpoint was not written, since there is no room for it. The one before it is as it was."""
+class StorageError(OSError):
+    """A storage failed: no room, no permission, no connection. The checkpoints in it are as they were."""
 
 
-def write_folder(path: Path, write: Callable[[OpenFile], None]) -> None:
-    """Write a folder as a whole, or leave nothing of it.
+class Place(Protocol):
+    """A folder or a file of a storage. Nothing else in this room touches a disk or a network.
 
-    It has another name until all its bytes are on the disk. So no half folder is left if the process or the machine ends.
+    It knows nothing of what is in a file. A folder that a writer has not finished is not there. Process 0 writes, and every process reads,
+    in the thread that trains and in the one that writes. What fails is an OSError.
     """
-    unfinished = name_unfinished(path)
-    unfinished.mkdir(parents=True)
+
+    def __fspath__(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parent(self) -> Place:
+        """The folder that it is in. It is the place itself at the root of a storage."""
+        ...
+
+    def __truediv__(self, name: str, /) -> Place: ...
+
+    def list_names(self) -> list[str]:
+        """List the names of what is in a folder, unfinished folders included. There are none without a folder."""
+        ...
+
+    def is_folder(self) -> bool: ...
+
+    def is_there(self) -> bool:
+        """Whether there is anything. A broken link counts."""
+        ...
+
+    def find_folder(self) -> Place:
+        """Find this folder, or the nearest existing one above it."""
+        ...
+
+    def open_file(self) -> BufferedReader:
+        """Open a file for reading."""
+        ...
+
+    def read_write_time(self) -> int:
+        """Read when a file was written, in nanoseconds. It is 0 if the file is gone."""
+        ...
+
+    def write_folder(self, files: Files) -> None:
+        """Write a folder as a whole, or leave nothing that is there. A folder that is there is never written over."""
+        ...
+
+    def remove_folder(self) -> None:
+        """Remove a folder. It is not there any more from the first moment, also if the process ends meanwhile."""
+        ...
+
+    def remove_unfinished(self) -> None:
+        """Remove what an interrupted `write_folder` or `remove_folder` of this place has left."""
+        ...
+
+    def remove_if_empty(self) -> None:
+        """Remove a folder with nothing in it."""
+        ...
+
+    def describe_failure(self, error: BaseException, wanted: int) -> str | None:
+        """Describe why a write of `wanted` bytes below this folder failed. It is None if it was not for the storage's sake."""
+        ...
+
+
+def find_place(path: str | os.PathLike[str]) -> Place:
+    """Find the place that a path names: of the local disk, or with a protocol as in "s3://bucket/run" of another storage.
+
+    >>> find_place("/tmp/../run/").name, find_place("file:///run").parent.name
+    ('run', '')
+    """
+    text = os.fspath(path)
+    protocol, separator, rest = text.partition("://")
+    if re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text):
+        raise ValueError(
+            f"The path {text!r} was received. A protocol has two slashes, of which pathlib.Path drops one. Write the path as a text, with "
+            f'"://" in it; or "./" before a local folder of this name.'
+        )
+    if not separator or "/" in protocol:
+        return LocalPlace(text).absolute()
+    if protocol == "file":
+        return LocalPlace(rest).absolute()
     try:
-        write(lambda name: open_synced(unfinished / name))
-        sync(unfinished)
-        unfinished.rename(path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    sync(path.parent)
+        from unisono._src.keras.checkpoint.remote_storage import find_remote_place  # it imports fsspec
+
+        return find_remote_place(protocol, rest.rstrip("/"))
+    except ImportError as error:
+        raise ImportError(
+            f"The path {text!r} was received. Its protocol needs fsspec and a driver ({error}), and a path of the local disk needs neither. "
+            f'The driver of s3:// comes by: pip install "unisono[s3]"'
+        ) from error
 
 
-@contextlib.contextmanager
-def open_synced(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing. Its bytes are on the disk at the end of the block."""
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync files alone
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder; an interruption leaves nothing that has its name."""
-    shutil.rmtree(path.rename(name_unfinished(path)))
-
-
-def remove_unfinished(path: Path) -> None:
-    """Remove what an interrupted `write_folder` or `remove_folder` of this path has left."""
-    if name_unfinished(path).exists():
-        shutil.rmtree(name_unfinished(path))
-
-
-def remove_if_empty(folder: Path) -> None:
-    if is_folder(folder) and not list_names(folder):
-        folder.rmdir()
-
-
-def name_unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}{UNFINISHED}")
-
-
-def list_names(folder: Path) -> list[str]:
-    """List the names of what is in a folder. There are none without a folder."""
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a file for reading."""
-    return path.open("rb")
-
-
-def is_there(path: Path) -> bool:
-    """Whether there is anything at a path. A broken link counts."""
-    return os.path.lexists(path)
-
-
-def is_folder(path: Path) -> bool:
-    return path.is_dir()
-
-
-def find_folder(path: Path) -> Path:
-    """Find a folder, or the nearest existing one above it."""
-    return next(folder for folder in [path, *path.parents] if is_folder(folder))
-
-
-def read_write_time(path: Path) -> int:
-    """Read when a file was written, in nanoseconds. It is 0 if the file is gone."""
-    try:
-        return path.stat().st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-
-
-def describe_lack_of_room(error: BaseException, folder: Path, wanted: int) -> str | None:
-    """Describe a failed write of `wanted` bytes for lack of room. It is None if the write failed for another reason."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.ENOSPC:
-        return f"the disk is full: {wanted} bytes wanted, {shutil.disk_usage(find_folder(folder)).free} free"
-    if number == errno.EDQUOT:
-        return f"the disk quota is used up: {wanted} bytes wanted"
-    if number == errno.EFBIG:
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        most = "the file system" if limit == resource.RLIM_INFINITY else f"the limit of {limit} bytes (ulimit -f)"
-        return f"a file is larger than {most} allows: {wanted} bytes wanted"
-    return None
+def summarize_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no text'}"

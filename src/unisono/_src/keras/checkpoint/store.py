@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from unisono._src.keras.checkpoint import background, files, storage
+from unisono._src.keras.checkpoint import background, files
 from unisono._src.keras.checkpoint.files import DamagedError, LoadedCheckpoint, load_checkpoint
 from unisono._src.keras.checkpoint.latest import find_checkpoints, load_chosen_by_first, read_newest
-from unisono._src.keras.checkpoint.storage import FullDiskError
+from unisono._src.keras.checkpoint.storage import Place, StorageError, find_place, summarize_error
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.processes.names import get_replayed_step
 from unisono._src.typing import Json, Logs
@@ -48,13 +46,13 @@ class CheckpointStore(background.BackgroundWriter):
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep | None = None) -> None:
         super().__init__()
-        self.directory = Path(directory).absolute()
+        self.directory = find_place(directory)
         self.name = name
         self.keep = keep
-        self._known: dict[Path, bool] = {}
+        self._known: dict[Place, bool] = {}
         """Whether each checkpoint is good that this process has written or read."""
 
-    def save(self, number: int, make_content: MakeContent) -> Path:
+    def save(self, number: int, make_content: MakeContent) -> Place:
         """Write a checkpoint in the background, and give its path.
 
         If the last write failed, its error is raised once this one is begun. A process that replays a step writes none: the
@@ -65,43 +63,48 @@ class CheckpointStore(background.BackgroundWriter):
         return self.path(number)
 
     def settle(self, then: str) -> None:
-        """Wait until nothing is written, and warn of a full disk.
+        """Wait until nothing is written, and warn of a full disk, or of a storage that failed.
 
         The warning ends with `then`, which says what comes next. Other failures are raised.
         """
         try:
             self.wait()
-        except FullDiskError as error:
+        except StorageError as error:
             warnings.warn(f"{error} {then}", stacklevel=4)
 
-    def finish(self, path: Path) -> Path:
+    def finish(self, path: Place) -> Place:
         """Wait until a checkpoint is written, and give its path.
 
-        If there is no room for it, warn and give the path of the one before it, if any.
+        If the storage did not take it, warn and give the path of the one before it, if any.
         """
         try:
             self.wait()
-        except FullDiskError as error:
-            if not self.numbers:
+        except StorageError as error:
+            before = self._list_before()
+            if not before:
                 raise
             warnings.warn(f"{error} The last of these is what a training goes on from.", stacklevel=4)
-            return self.path(self.numbers[-1])
+            return before[-1]
         return path
 
-    def path(self, number: int) -> Path:
+    def path(self, number: int) -> Place:
         return self.directory / f"{self.name}_{number}"
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints that were written whole. The newest is last. Files of them may be gone by now."""
-        return sorted(number for _, number, _ in find_checkpoints(self.directory, self.name))
+        return [number for _, number, _ in find_checkpoints(self.directory, self.name)]
 
     def choose_next_number(self) -> int:
         """Choose the number after all that are there. Unfinished checkpoints count."""
 
         def choose() -> int:
             background.wait_for_writers()
-            return max(self._list_begun(), default=0) + 1
+            try:
+                begun = self._list_begun()
+            except StorageError:  # the write that follows says so, and never writes over another
+                begun = [int(path.name.rpartition("_")[2]) for path in self._known]
+            return max(begun, default=0) + 1
 
         return get_agreement().of_first(f"the next number of {self.name}", choose)
 
@@ -116,7 +119,7 @@ class CheckpointStore(background.BackgroundWriter):
 
         path = get_agreement().of_first(f"the newest checkpoint of {self.name}", find)
         if path is not None:
-            loaded = loaded or load_chosen_by_first(Path(path))
+            loaded = loaded or load_chosen_by_first(find_place(path))
             self._known[loaded.path] = True
         # Before process 0 may remove it.
         get_agreement().wait_for_processes(f"that it has read the newest checkpoint of {self.name}")
@@ -127,10 +130,16 @@ class CheckpointStore(background.BackgroundWriter):
         self.wait()
         if not get_agreement().is_first or get_replayed_step() is not None:
             return
-        for number in self.numbers:
-            self._remove(number)
-        self._remove_unfinished()
-        storage.remove_if_empty(self.directory)
+        try:
+            for number in self.numbers:
+                self._remove(number)
+            self._remove_unfinished()
+            self.directory.remove_if_empty()
+        except StorageError as error:
+            warnings.warn(
+                f"The checkpoints in {self.directory} could not be deleted: {error}. Delete them, or the same program goes on from the last one.",
+                stacklevel=2,
+            )
 
     def _write(self, number: int, make_content: MakeContent) -> None:
         path = self.path(number)
@@ -148,18 +157,25 @@ class CheckpointStore(background.BackgroundWriter):
         except OSError as error:
             warnings.warn(
                 f"The checkpoint {path} was written, and older ones that need not be kept could not be removed: "
-                f"{files.summarize_error(error)}. The next save tries again.",
+                f"{summarize_error(error)}. The next save tries again.",
                 stacklevel=2,
             )
 
-    def _describe_failure(self, path: Path, error: Exception, wanted: int) -> OSError:
+    def _describe_failure(self, path: Place, error: Exception, wanted: int) -> OSError:
         """Build the error for a checkpoint that was not written. It would have had `wanted` bytes."""
-        no_room = storage.describe_lack_of_room(error, self.directory, wanted)
+        no_room = self.directory.describe_failure(error, wanted)
         text = (
-            f"The checkpoint {path} was not written: {no_room or files.summarize_error(error)}. Those before it are as they were: "
-            f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
+            f"The checkpoint {path} was not written: {no_room or summarize_error(error)}. Those before it are as they were: "
+            f"{', '.join(map(str, self._list_before())) or 'there is none'}."
         )
-        return OSError(text) if no_room is None else FullDiskError(text)
+        return OSError(text) if no_room is None else StorageError(text)
+
+    def _list_before(self) -> list[Place]:
+        """List the checkpoints that are there: where the storage does not answer, those that this process knows."""
+        try:
+            return [self.path(number) for number in self.numbers]
+        except StorageError:
+            return [path for path, is_good in self._known.items() if is_good]
 
     def _drop_others(self) -> None:
         """Remove the checkpoints that need not be kept. The newest always stays, since a training goes on from it. Damaged checkpoints do
@@ -179,8 +195,8 @@ class CheckpointStore(background.BackgroundWriter):
                 self._remove(number)
 
     def _remove(self, number: int) -> None:
-        storage.remove_folder(self.path(number))
         self._known.pop(self.path(number), None)
+        self.path(number).remove_folder()
 
     def _is_good(self, number: int) -> bool:
         """Whether a checkpoint is known to be good.
@@ -189,17 +205,19 @@ class CheckpointStore(background.BackgroundWriter):
         """
         path = self.path(number)
         if path not in self._known:
-            with contextlib.suppress(DamagedError, ImportError):
-                self._known[path] = False
+            try:
                 self._known[path] = bool(load_checkpoint(path))
+            except (DamagedError, ImportError):
+                self._known[path] = False
         return self._known[path]
 
     def _remove_unfinished(self) -> None:
         """Remove what interrupted writes have left."""
         for number in self._list_begun():
-            storage.remove_unfinished(self.path(number))
+            if self.path(number) not in self._known:  # each is a question to the storage
+                self.path(number).remove_unfinished()
 
     def _list_begun(self) -> list[int]:
         """List the numbers of all checkpoints, finished or not."""
-        matches = (re.fullmatch(rf"{re.escape(self.name)}_(\d+)(\..*)?", entry) for entry in storage.list_names(self.directory))
+        matches = (re.fullmatch(rf"{re.escape(self.name)}_(\d+)(\..*)?", entry) for entry in self.directory.list_names())
         return [int(match[1]) for match in matches if match]

@@ -19,6 +19,7 @@ from unisono._src.engine.global_batch import NO_POSITION, GlobalBatch
 from unisono._src.engine.step.step_digests import StepDigests
 from unisono._src.keras.checkpoint import background
 from unisono._src.keras.record import record_file
+from unisono._src.local_paths import as_local_path
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typed_jax import is_ready
 from unisono._src.typing import Array, Json
@@ -86,7 +87,7 @@ class RunRecorder:
 
     def __init__(self, directory: str | os.PathLike[str] | None, is_fixed: bool = False) -> None:
         """`is_fixed`: the directory takes the place of any other one."""
-        self._directory = None if directory is None else Path(directory)
+        self._directory = None if directory is None else as_local_path("UNISONO_RECORD", directory)
         self._is_fixed = is_fixed
         self._file: BinaryIO | None = None
         self._programs: dict[Hashable, int] = {}
@@ -120,12 +121,13 @@ class RunRecorder:
 
         A record that goes on must keep its directory; another one is refused.
         """
-        if not self._is_fixed and self._directory not in (None, Path(directory)):
+        path = as_local_path("function(record=)", directory)
+        if not self._is_fixed and self._directory not in (None, path):
             raise ValueError(
                 f"record={os.fspath(directory)!r}, and this process records into {os.fspath(self._directory)!r} already. Name one directory for "
                 f"all steps of a run."
             )
-        self._change_directory(Path(directory))
+        self._change_directory(path)
 
     def stop(self) -> None:
         """Record no more steps."""

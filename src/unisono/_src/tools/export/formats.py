@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 
 import keras
 
 from unisono._src.keras.private.export_inputs import list_lost_variables
 from unisono._src.keras.private.models import is_built
+from unisono._src.local_paths import as_local_path
 from unisono._src.near_names import says_near_names
 from unisono._src.tools.export import keras_formats, stablehlo, write_place
 from unisono._src.tools.export.saved_model import SavedModel
@@ -61,7 +61,7 @@ def export(
     if kind not in FORMATS:
         raise ValueError(f"un.export received format={format!r}. Write one of {', '.join(map(repr, FORMATS))}.")
     check_exportable(model)
-    place = Path(path).absolute()
+    place = as_local_path("un.export", path).absolute()
     if kind == "onnx" and place.suffix != ".onnx":
         raise ValueError(f"un.export received the path {str(path)!r} for an ONNX file. Write {str(path) + '.onnx'!r}.")
     write_place.check_overwrite(place, overwrite)
@@ -84,7 +84,7 @@ def load_exported(path: str | os.PathLike[str]) -> keras.Model:
     Returns:
         The model, which is a layer as well.
     """
-    place = Path(path).absolute()
+    place = as_local_path("un.load_exported", path).absolute()
     if not place.exists():
         raise FileNotFoundError(f"There is no export at {place}.")
     if write_place.is_stablehlo(place):

@@ -17,6 +17,7 @@ from unisono._src.keras.fit.bond import Bond, get_bond
 from unisono._src.keras.fit.call_arguments import FitCallback
 from unisono._src.keras.fit.steps_per_call import MOST_STEPS
 from unisono._src.keras.private.optimizers import LossScaleOptimizer
+from unisono._src.local_paths import as_local_path
 from unisono._src.near_names import says_near_names
 from unisono._src.tools.tensorboard.batch_count import BatchCount, Speed
 from unisono._src.tools.tensorboard.event_file import EventFiles, import_tensorboardx
@@ -71,6 +72,8 @@ class TensorBoard(FitCallback):
         super().__init__()
         import_tensorboardx()  # else a missing package would show at the end of the first epoch
         self.log_dir = str(log_dir)
+        if embeddings_freq:
+            as_local_path("TensorBoard(embeddings_freq=)", log_dir)
         self.histogram_freq = check_epochs("histogram_freq", histogram_freq)
         self.write_graph = write_graph
         self.write_images = write_images
