@@ -52,7 +52,7 @@ class Reordered(Batches):
 
 def pipeline(context):
     rows = slice(context.input_pipeline_id, None, context.num_input_pipelines)
-    return [(X[rows][i : i + 3], Y[rows][i : i + 3]) for i in range(0, 11, 3)]
+    return [(X[rows][i : i + 3], Y[rows][i : i + 3]) for i in range(0, len(X[rows]), 3)]
 
 
 DATA = {
