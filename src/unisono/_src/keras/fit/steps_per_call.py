@@ -11,7 +11,7 @@ import jax
 
 from unisono._src.keras.fit.bond import Bond
 from unisono._src.keras.fit.call_arguments import has_batch_callbacks, read_argument
-from unisono._src.keras.private.data_adapters import GeneratorDataAdapter, has_known_length
+from unisono._src.keras.private.data_adapters import has_known_length
 from unisono._src.keras.private.epoch_steps import EpochSteps
 from unisono._src.keras.private.models import overrides_method
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, UserBatch
@@ -135,6 +135,6 @@ class BatchGrouping:
 
     def _can_group(self, iterator: KerasObject) -> bool:
         """Whether one call may take several batches. A generator may not: it may look at the model after each batch."""
-        stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
+        stream = iterator.data_adapter.is_stream
         one_by_one = stream or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
         return self._is_allowed and not one_by_one and has_known_length(iterator)
