@@ -116,9 +116,9 @@ class Backup(BackupAndRestore):
             return storage.persist_current_checkpoint(checkpoint, name)
         except Exception as error:
             raise OSError(
-                f"The checkpoint {name} was not written to {storage.experiment_fs_path}: {error}. It lies in {checkpoint.path} on this machine, "
-                f"and those before it are as they were. Write RunConfig(storage_path=...) with a folder or an address that all nodes may write "
-                f"to; with the same name= the training goes on."
+                f"The checkpoint {name} was not written to {storage.experiment_fs_path}. It lies in {checkpoint.path} on this machine, and those "
+                f"before it are as they were. Write RunConfig(storage_path=...) with a folder or an address that all nodes may write to; with the "
+                f"same name= there, the training goes on. The storage says: {error}"
             ) from error
         finally:
             self._is_uploaded.set()
