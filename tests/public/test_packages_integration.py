@@ -22,6 +22,7 @@ EXTRAS = {
     "tensorboard": ("tensorboardX", "tensorboard"),
     "profile": ("xprof",),
     "orbax": ("orbax.checkpoint",),
+    "ray": ("ray.train.v2.jax",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),
@@ -128,6 +129,7 @@ WITHOUT = {
     "tf": ("tensorflow", lambda folder: un.export(new_model(), folder / "saved", format="saved_model")),
     "onnx": ("jax2onnx", lambda folder: un.export(new_model(), folder / "model.onnx", format="onnx")),
     "tensorboard": ("tensorboardX", lambda folder: un.callbacks.TensorBoard(folder)),
+    "ray": ("ray", lambda folder: un.ray.Trainer(print)),
 }
 
 
