@@ -22,7 +22,7 @@ EXTRAS = {
     "tensorboard": ("tensorboardX", "tensorboard"),
     "profile": ("xprof",),
     "orbax": ("orbax.checkpoint",),
-    "ray": ("ray.train.v2.jax",),
+    "ray": ("ray",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),

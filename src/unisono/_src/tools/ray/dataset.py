@@ -26,7 +26,7 @@ class Dataset(keras.utils.PyDataset):
         batch_size: The rows of a global batch.
 
     Example:
-        >>> rows = un.ray.Dataset(dataset, x="image", y="label", batch_size=64)  # doctest: +SKIP
+        >>> rows = un.ray.Dataset(ds, x="image", y="label", batch_size=64)  # doctest: +SKIP
     """
 
     def __init__(self, dataset: Any, *, x: Columns, y: Columns | None = None, batch_size: int) -> None:
