@@ -1,6 +1,7 @@
 """Trains on the workers of Ray, and in this process alone; prints in JSON what came out. The argument is a folder.
 
-Ray is told of two GPUs, which this machine need not have: JAX computes on CPU. Each worker gets one of them.
+The second run stores by fsspec, from where checkpoints are downloaded, as from any remote storage. Ray is told of two GPUs, which this machine
+need not have: JAX computes on CPU. Each worker gets one of them.
 """
 
 import json
@@ -12,8 +13,10 @@ import sys
 import unisono as un  # before keras
 
 # isort: split
+import fsspec
 import keras
 import numpy as np
+import pyarrow.fs
 import ray.data
 import ray.train
 
@@ -51,13 +54,16 @@ def train(config):
     return un.fingerprint(model)
 
 
-def run(name, workers, **config):
+def run(name, workers, filesystem=None, **config):
     return un.ray.Trainer(
         train,
         train_loop_config={"folder": str(FOLDER), **config},
         scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=workers == 2),
         run_config=ray.train.RunConfig(
-            name=name, storage_path=str(FOLDER), failure_config=ray.train.FailureConfig(max_failures=1)
+            name=name,
+            storage_path=str(FOLDER),
+            storage_filesystem=filesystem,
+            failure_config=ray.train.FailureConfig(max_failures=1),
         ),
     ).fit()
 
@@ -66,13 +72,14 @@ def main():
     ray.init(num_cpus=2, num_gpus=2, include_dashboard=False)
     rows = ray.data.from_items([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], override_num_blocks=5)
     one = run("one", 1, rows=un.ray.Dataset(rows, x="x", y="y", batch_size=8))
-    two = run("two", 2)
+    two = run("two", 2, pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("file"))))
     ray.shutdown()
     result = {
         "fingerprints": [train({}), one.return_value, two.return_value],
         "killed": (FOLDER / "killed").exists(),
         "GPUs": [(FOLDER / f"GPUs of {rank}").read_text() for rank in range(2)],
         "metrics": {name: value for name, value in two.metrics.items() if name != "loss"},
+        "storage": two.checkpoint.filesystem.type_name,
         "files": sorted(path.name for path in pathlib.Path(two.checkpoint.path).iterdir()),
     }
     print(json.dumps(result))

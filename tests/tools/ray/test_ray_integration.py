@@ -26,6 +26,7 @@ def test_one_and_two_workers_and_a_killed_one_have_the_bits_of_a_process_without
     assert result["killed"]
     assert result["GPUs"] == ["0", "1"]
     assert result["metrics"] == {"epoch": 2, "step": 0}
+    assert result["storage"].startswith("py::fsspec")
     assert result["files"] == ["arrays.npz", "record.json"]
 
 
