@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -116,8 +117,8 @@ def test_a_worker_without_gpus_computes_on_cpu(ray, monkeypatch, gpus, platforms
     assert updates == platforms
 
 
-def train_with(callbacks, strategy=None):
-    return fit(model_on(strategy or on(1, 4)), callbacks=callbacks)
+def train_with(callbacks, strategy=None, seed=1):
+    return fit(model_on(strategy or on(1, 4), seed=seed), callbacks=callbacks)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_a_fit_goes_on_from_the_checkpoint_that_ray_has(ray, whole, monkeypatch)
         train_with([un.ray.Backup(save_freq=3), BreakOff(STEPS + 3)])
     assert [(report["epoch"], report["step"]) for report in ray.train.reports][-1] == divmod((STEPS + 3) // 3 * 3, STEPS)
     monkeypatch.setattr(backup.Backup, "_has_begun", False)  # Ray starts another process
-    assert train_with([un.ray.Backup(save_freq=1000)], on(2, 4)) == whole
+    assert train_with([un.ray.Backup(save_freq=1000)], on(2, 4), seed=99) == whole
     last = ray.train.reports[-1]
     assert (last["epoch"], last["step"]) == (3, 0)
     assert last["val_loss"] == whole.logs["val_loss"][-1]
@@ -166,7 +167,8 @@ def test_a_checkpoint_that_the_storage_refuses_is_not_lost(ray, monkeypatch):
 class Rows:
     """A `ray.data.Dataset` of three blocks, one of them empty."""
 
-    context = SimpleNamespace(execution_options=SimpleNamespace(preserve_order=False))
+    def __init__(self):
+        self.context = SimpleNamespace(execution_options=SimpleNamespace(preserve_order=False))
 
     def copy(self, other):
         return self
@@ -179,9 +181,9 @@ class Rows:
         return self
 
     def to_numpy_refs(self):
-        return [
-            {"x": X[begin:end], "y": Y[begin:end]} for begin, end in ((0, BATCH + 1), (BATCH + 1, BATCH + 1), (BATCH + 1, len(X)))
-        ]
+        """The last row of the first batch is the first of a block."""
+        ends = [0, BATCH - 1, BATCH - 1, len(X)]
+        return [{"x": X[begin:end], "y": Y[begin:end]} for begin, end in itertools.pairwise(ends)]
 
 
 def test_rows_of_ray_data_are_read_by_position(ray):
@@ -201,20 +203,29 @@ def fit_twice():
         model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[un.ray.Backup()])
 
 
+def fit_alone(train):
+    train.ranks["world_size"] = 2
+    train_with([un.ray.Backup()])
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: un.ray.Trainer(print, datasets={"train": 1}), r"received datasets=\['train'\].*un\.ray\.Dataset\("),
-        (lambda: un.ray.Trainer(print, scaling_config=SimpleNamespace(num_workers=0)), r"num_workers=0.*write num_workers=1"),
-        (lambda: un.ray.Backup(save_freq=SimpleNamespace()), r"received save_freq=.*write 'epoch', a number of steps, or False"),
-        (fit_twice, r"this is the second.*BackupAndRestore\('folder', signals=\(\)\)"),
-        (lambda: un.ray.Dataset(Rows(), x="image", batch_size=4), r"received the columns \['image'\].*\['x', 'y'\]"),
-        (lambda: un.ray.Dataset(Rows(), x="x", batch_size=0), r"received batch_size=0"),
+        (lambda _: un.ray.Trainer(print, datasets={"train": 1}), r"received datasets=\['train'\].*un\.ray\.Dataset\("),
+        (lambda _: un.ray.Trainer(print, scaling_config=SimpleNamespace(num_workers=0)), r"num_workers=0.*write num_workers=1"),
+        (
+            lambda _: un.ray.Backup(save_freq=SimpleNamespace()),
+            r"received save_freq=.*write 'epoch', a number of steps, or False",
+        ),
+        (lambda _: fit_twice(), r"this is the second.*BackupAndRestore\('folder', signals=\(\)\)"),
+        (lambda ray: fit_alone(ray.train), r"one of 2 workers.*Start the function by un\.ray\.Trainer"),
+        (lambda _: un.ray.Dataset(Rows(), x="image", batch_size=4), r"received the columns \['image'\].*\['x', 'y'\]"),
+        (lambda _: un.ray.Dataset(Rows(), x="x", batch_size=0), r"received batch_size=0"),
     ],
 )
 def test_what_cannot_be_is_refused(ray, call, text):
     with pytest.raises(ValueError, match=text):
-        call()
+        call(ray)
 
 
 def test_dir_shows_what_is_public():

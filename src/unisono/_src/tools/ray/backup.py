@@ -63,6 +63,13 @@ class Backup(BackupAndRestore):
                 "un.ray.Backup backs up one fit of a function, and this is the second: Ray resumes from the last checkpoint alone, and would not "
                 "know which fit it is of. Give one of them un.callbacks.BackupAndRestore('folder', signals=()), in a folder that all workers share."
             )
+        workers = self._train.get_context().get_world_size()
+        if workers > 1 and get_agreement().is_alone:
+            raise ValueError(
+                f"un.ray.Backup runs in one of {workers} workers, whose strategy knows this process alone: each would train the whole model by "
+                f"itself, and save it. Start the function by un.ray.Trainer, and make the model in the scope of a "
+                f"un.MultiWorkerMirroredStrategy."
+            )
         Backup._has_begun = True
         self._store = RayStore(self._train)
         super().on_train_begin(logs)
@@ -154,7 +161,7 @@ class Preemption(StopRequest):
 
 
 class RayStore(CheckpointStore):
-    """Checkpoints that are written into the folder for temporary files, from where Ray uploads and removes them."""
+    """Checkpoints in the folder for temporary files. Ray uploads each into its storage, and removes it."""
 
     def __init__(self, train: Any) -> None:
         name = get_agreement().of_first("the name of checkpoints", lambda: f"unisono-{uuid.uuid4().hex}")

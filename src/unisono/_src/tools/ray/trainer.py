@@ -23,10 +23,11 @@ TrainFunction = Callable[..., object]
 
 
 class Trainer:
-    """Trains a model on the workers of Ray Train, with one result on any number of workers.
+    """Trains a model on the workers of Ray Train.
 
-    Each worker calls the function, which makes a `MultiWorkerMirroredStrategy` and calls `fit`. Ray starts the workers, starts them again if
-    one is lost, and stores checkpoints: `un.ray.Backup` has it do so. The arguments are those of Ray's trainers.
+    Each worker calls the function, which makes a `MultiWorkerMirroredStrategy` and calls `fit`. The result has the same bits on any number of
+    workers. Ray starts the workers, starts them again if one is lost, and stores checkpoints: `un.ray.Backup` has it do so. The arguments are
+    those of Ray's trainers.
 
     Args:
         train_loop_per_worker: The function, without arguments or with one, `train_loop_config`.
@@ -93,7 +94,7 @@ def connect_before(train: TrainFunction) -> TrainFunction:
 
 
 def prepare_worker() -> None:
-    """Tell this process, a worker of Ray Train, of the other workers and of its devices."""
+    """Tell this worker of Ray Train of the others and of its devices."""
     ray = import_ray()
     context = ray.train.get_context()
     workers, rank = context.get_world_size(), context.get_world_rank()
