@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import tempfile
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +20,7 @@ import pytest
 import unisono as un
 from broken_off import BATCH, STEPS, BreakOff, BrokenOffError, Stateless, X, Y, fit, model_on
 from trainings import on
+from unisono._src.keras.checkpoint import storage
 from unisono._src.processes.environments.precedence import describe_by_agreeing
 from unisono._src.tools.ray import backup, dataset, trainer
 
@@ -67,16 +69,21 @@ class Train:
     def get_preemption_info(self) -> object:
         return self.announced
 
-    def report(self, metrics, checkpoint, checkpoint_upload_mode, checkpoint_upload_fn) -> None:
+    def report(
+        self, metrics, checkpoint, checkpoint_upload_mode, checkpoint_upload_fn, delete_local_checkpoint_after_upload
+    ) -> None:
         self.newest = checkpoint_upload_fn(checkpoint, f"checkpoint_{len(self.reports)}")
-        shutil.rmtree(checkpoint.path)
         self.reports.append(metrics)
 
 
 @pytest.fixture
 def ray(tmp_path, monkeypatch):
     """Ray, with a worker that has no GPU."""
-    found = SimpleNamespace(train=Train(tmp_path), util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"), gpus=[])
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    found = SimpleNamespace(
+        train=Train(tmp_path / "storage"), util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"), gpus=[]
+    )
     found.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": found.gpus, "TPU": []})
     found.get = lambda values: values
     found.remote = lambda function: SimpleNamespace(remote=function)
@@ -129,16 +136,16 @@ def whole():
 
 def test_a_fit_goes_on_from_the_checkpoint_that_ray_has(ray, whole, monkeypatch):
     """In the middle of an epoch, on other devices. The last report is of the end, and nothing is left where checkpoints were written first."""
-    before = set(pathlib.Path(backup.tempfile.gettempdir()).glob("unisono-*"))
     with pytest.raises(BrokenOffError):
         train_with([un.ray.Backup(save_freq=3), BreakOff(STEPS + 3)])
     assert [(report["epoch"], report["step"]) for report in ray.train.reports][-1] == divmod((STEPS + 3) // 3 * 3, STEPS)
     monkeypatch.setattr(backup.Backup, "_has_begun", False)  # Ray starts another process
+    storage.write_folder(backup.RayStore(ray.train).path(9), lambda _: None)  # left by the killed one
     assert train_with([un.ray.Backup(save_freq=1000)], on(2, 4), seed=99) == whole
     last = ray.train.reports[-1]
     assert (last["epoch"], last["step"]) == (3, 0)
     assert last["val_loss"] == whole.logs["val_loss"][-1]
-    assert set(pathlib.Path(backup.tempfile.gettempdir()).glob("unisono-*")) == before
+    assert list(pathlib.Path(tempfile.gettempdir()).iterdir()) == []
 
 
 def test_a_training_is_saved_once_before_a_node_is_taken_away(ray, whole, monkeypatch):
@@ -161,7 +168,6 @@ def test_a_checkpoint_that_the_storage_refuses_is_not_lost(ray, monkeypatch):
         train_with([un.ray.Backup(save_freq=2)])
     local = pathlib.Path(str(refused.value).partition("It lies in ")[2].partition(" on this machine")[0])
     assert (local / "record.json").exists()
-    shutil.rmtree(local)
 
 
 class Rows:

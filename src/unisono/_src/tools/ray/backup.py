@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unisono._src.keras.callbacks.backup import GOES_ON, BackupAndRestore
+from unisono._src.keras.checkpoint import storage
 from unisono._src.keras.checkpoint.files import LoadedCheckpoint, load_checkpoint
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.processes.activity import get_activity
@@ -95,6 +96,8 @@ class Backup(BackupAndRestore):
         yield Preemption(self._train)
 
     def _save(self) -> None:
+        with get_activity().report_busy("waiting for Ray's storage"):
+            self._is_uploaded.wait()  # else checkpoints that come faster than Ray takes them would fill the local disk
         super()._save()
         self._store.settle(GOES_ON)
         number = self._number - 1
@@ -104,8 +107,6 @@ class Backup(BackupAndRestore):
         """Report the metrics, and the checkpoint if this process has written one. All workers do so together."""
         epoch, step = self._place
         metrics = {"epoch": epoch, "step": step} | {name: np.asarray(value).tolist() for name, value in self._logs.items()}
-        with get_activity().report_busy("waiting for Ray's storage"):
-            self._is_uploaded.wait()  # else checkpoints that come faster than Ray takes them would fill the local disk
         if path is not None:
             self._is_uploaded.clear()
         with get_activity().report_waiting("that Ray takes a checkpoint"):
@@ -114,16 +115,21 @@ class Backup(BackupAndRestore):
                 path and self._train.Checkpoint.from_directory(path),
                 checkpoint_upload_mode=self._train.CheckpointUploadMode.ASYNC,
                 checkpoint_upload_fn=self._upload,
+                delete_local_checkpoint_after_upload=False,
             )
 
     def _upload(self, checkpoint: Any, name: str) -> Any:
-        """Copy a checkpoint into Ray's storage. Ray calls this in a thread of its own, and removes the local one afterwards."""
-        storage = self._train.get_context().get_storage()
+        """Move a checkpoint into Ray's storage. Ray calls this in a thread of its own."""
+        there = self._train.get_context().get_storage()
+        local = Path(checkpoint.path)
         try:
-            return storage.persist_current_checkpoint(checkpoint, name)
+            uploaded = there.persist_current_checkpoint(checkpoint, name)
+            storage.remove_folder(local)
+            storage.remove_if_empty(local.parent)
+            return uploaded
         except Exception as error:
             raise OSError(
-                f"The checkpoint {name} was not written to {storage.experiment_fs_path}. It lies in {checkpoint.path} on this machine, and those "
+                f"The checkpoint {name} was not written to {there.experiment_fs_path}. It lies in {local} on this machine, and those "
                 f"before it are as they were. Write RunConfig(storage_path=...) with a folder or an address that all nodes may write to; with the "
                 f"same name= there, the training goes on. The storage says: {error}"
             ) from error
@@ -161,14 +167,15 @@ class Preemption(StopRequest):
 
 
 class RayStore(CheckpointStore):
-    """Checkpoints in the folder for temporary files. Ray uploads each into its storage, and removes it."""
+    """Checkpoints in a folder for temporary files, from where they are uploaded. A run has the same folder when it is started again."""
 
     def __init__(self, train: Any) -> None:
-        name = get_agreement().of_first("the name of checkpoints", lambda: f"unisono-{uuid.uuid4().hex}")
-        super().__init__(tempfile.gettempdir(), name)
+        run = hashlib.sha256(train.get_context().get_storage().experiment_fs_path.encode()).hexdigest()[:16]
+        super().__init__(Path(tempfile.gettempdir(), f"unisono-{run}"))
         self._train = train
 
     def load_newest(self) -> LoadedCheckpoint | None:
+        super().delete()  # what a worker has left that was killed here
         checkpoint = self._train.get_checkpoint()
         if checkpoint is None:
             return None
