@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Containers set it. Each of the hundred processes of the tests would then compile three thousand modules anew: six seconds of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dist docs test test-processes test-all compat packages keras-tests one-chip arm newest latest lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat packages ray keras-tests one-chip arm newest latest lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -44,6 +44,7 @@ help:
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
 	@echo "make packages models of keras-hub, bayesflow, keras-rs and keras-tuner; PACKAGES= for the newest of each"
+	@echo "make ray      trainings on Ray: a worker is killed, a node comes"
 	@echo "make keras-tests   Keras' own tests in the scope of a strategy; ARGS=\"--replicas 4 layers/rnn\""
 	@echo "make one-chip the tests of placements on a single device: install the extra of its kind into .venv first"
 	@echo "make arm      the native kernels, compiled for Arm on any machine, but not run"
@@ -84,6 +85,11 @@ compat: $(VENV)-compat/made
 packages: $(VENV)-packages/layer.stamp
 	$(VENV)-packages/bin/python -m pip install --quiet --no-compile --no-deps --upgrade $(OTHERS) $(addprefix --constraint ,$(PACKAGES))
 	$(VENV)-packages/bin/$(PYTEST) -m packages tests/promise $(ARGS)
+
+# Trainings on a Ray of this machine, one after another.
+ray: $(VENV)-ray/layer.stamp
+	$(VENV)-ray/bin/python -m pip install --quiet --no-compile --constraint constraints-ray.txt 'ray[train]'
+	$(VENV)-ray/bin/python -m pytest tests/tools/ray $(ARGS)
 
 # Keras' package brings them.
 keras-tests: $(VENV)-all/made
@@ -138,7 +144,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-packages $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-packages $(VENV)-ray $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
 
 # A stamp is an extra of pyproject.toml that .venv has. Modules are compiled when they are imported: most never are. Those that every process
 # needs are imported once, before two workers do it beside each other.

@@ -11,6 +11,7 @@ Public is what follows. All else lies in `unisono._src`, is internal and may cha
                  in_cross_replica_context
     Checkpoints  Checkpoint, latest_checkpoint, callbacks.BackupAndRestore
     Files        export, load_exported
+    On Ray       ray.Trainer, ray.Backup, ray.Dataset
     Looking      fingerprint, callbacks.Record, callbacks.TensorBoard, native (the kernels in use), DeviceFaultError (of `verify=`)
 
 Example:
@@ -33,6 +34,7 @@ from unisono._src.versions import check_versions as _check_versions
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
+    from unisono import ray as ray
     from unisono._src.engine.observers.verification import DeviceFaultError as DeviceFaultError
     from unisono._src.keras.checkpoint.checkpoint import Checkpoint as Checkpoint
     from unisono._src.keras.checkpoint.latest import latest_checkpoint as latest_checkpoint
@@ -84,7 +86,9 @@ _MODULES = {
 }
 """Where each public name comes from, below `unisono._src`."""
 
-__all__ = ["callbacks", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]  # the keys are texts
+_PUBLIC_MODULES = ("callbacks", "ray")
+
+__all__ = [*_PUBLIC_MODULES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]  # the keys are texts
 
 
 def _settle_backend() -> None:
@@ -109,8 +113,8 @@ def __getattr__(name: str) -> Any:
             advice = importlib.import_module("unisono._src.keras.strategy.extended").INSTEAD_OF_NAMES.get(name)
             raise AttributeError(f"module 'unisono' has no attribute {name!r}{f'. {advice}' if advice else ''}")
         _check_versions()
-    if name == "callbacks":
-        return importlib.import_module("unisono.callbacks")
+    if name in _PUBLIC_MODULES:
+        return importlib.import_module(f"unisono.{name}")
     value = globals()[name] = getattr(importlib.import_module(f"unisono._src.{_MODULES[name]}"), name)
     return value
 

@@ -30,7 +30,7 @@ LOWER = ["ground", "programs", "kernels", "processes", "engine", "keras", "tools
 
 PACKAGES = {
     "tools": Package(
-        ["tools.cli", "tools.audit", "tools.replay", "tools", "tools.doctor", "tools.export", "tools.tensorboard"],
+        ["tools.cli", "tools.audit", "tools.replay", "tools", "tools.doctor", "tools.export", "tools.ray", "tools.tensorboard"],
         frozenset(LOWER[:6]), frozenset({"keras", "jax"}),
     ),
     "keras": Package(

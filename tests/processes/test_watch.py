@@ -21,7 +21,7 @@ from unisono._src.processes.watch import ends, local_processes
 from unisono._src.processes.watch.begin import is_fault_of_others
 from unisono._src.processes.watch.board import Board, Heartbeat, Verdict
 from unisono._src.processes.watch.verdict import PATIENCE, Observation, judge_processes
-from unisono._src.processes.watch.watch import SOON, ProcessWatch, format_main_stack
+from unisono._src.processes.watch.watch import SOON, ProcessWatch, format_stack
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
@@ -148,7 +148,8 @@ def test_the_one_that_stands_for_longest_holds_up_the_others():
 def test_whose_verdict_came_second_has_the_first_ones_stack_too(process, words, code, monkeypatch):
     """Two processes come to it in one moment, and differ in the tenths of a second."""
     first = Verdict(1, "process 1 is stuck. It stands here:\n  File x")
-    watch = types.SimpleNamespace(process=process, state="running", board=types.SimpleNamespace(settle=lambda _: first))
+    board, thread = types.SimpleNamespace(settle=lambda _: first), threading.get_ident()
+    watch = types.SimpleNamespace(process=process, state="running", board=board, thread=thread)
     ended = []
     monkeypatch.setattr(ends, "end_process", lambda *arguments: ended.append(arguments))
     ends.end_after_verdict(watch, Verdict(1, "process 1 is stuck, as seen a moment later. It stands here:\n  File x"))
@@ -260,9 +261,19 @@ def test_what_the_kernel_says():
     assert local_processes.read_machine_name() == local_processes.read_machine_name()
 
 
-def test_the_stack_is_the_main_threads():
-    assert format_main_stack().splitlines()[-2].endswith("in format_main_stack")
-    assert "test_the_stack_is_the_main_threads" in format_main_stack()
+def test_the_stack_is_of_the_thread_that_trains():
+    """Which need not be the main one: tools run the program in a thread of theirs."""
+    done = threading.Event()
+    trains = threading.Thread(target=done.wait)
+    trains.start()
+    ident = trains.ident or 0
+    stack = format_stack(ident)
+    done.set()
+    trains.join()
+    assert "in wait" in stack
+    assert "test_the_stack" not in stack
+    assert format_stack(ident) == ""
+    assert "test_the_stack_is_of_the_thread_that_trains" in format_stack(threading.get_ident())
 
 
 def raised_in(module: str, error: Exception) -> Exception:

@@ -184,7 +184,7 @@ def test_a_page_begins_with_a_sentence_about_its_subject(page: pathlib.Path):
 
 
 def test_examples_of_the_reference_fit_its_column():
-    named = [un, *(getattr(module, name) for module in (un, un.callbacks) for name in module.__all__)]
+    named = [un, *(getattr(module, name) for module in (un, un.callbacks, un.ray) for name in module.__all__)]
     documented = [part for thing in named for part in (thing, *(vars(thing).values() if isinstance(thing, type) else ()))]
     lines = [line for part in documented for line in (inspect.getdoc(part) or "").splitlines()]
     examples = [line.strip() for line in lines if re.match(r" *(>>>|\.\.\.) ", line)]

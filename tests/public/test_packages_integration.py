@@ -24,6 +24,7 @@ EXTRAS = {
     "profile": ("xprof",),
     "orbax": ("orbax.checkpoint",),
     "s3": ("s3fs",),
+    "ray": ("ray",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),
@@ -136,6 +137,7 @@ WITHOUT = {
     "onnx": ("jax2onnx", lambda folder: un.export(new_model(), folder / "model.onnx", format="onnx")),
     "tensorboard": ("tensorboardX", lambda folder: un.callbacks.TensorBoard(folder)),
     "s3": ("s3fs", lambda folder: find_on_s3()),
+    "ray": ("ray", lambda folder: un.ray.Trainer(print)),
 }
 
 

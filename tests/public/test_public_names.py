@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import json
+import operator
 import pathlib
 import pkgutil
 import pydoc
@@ -25,7 +26,7 @@ CLASSES = [
         getattr(un, name)
         for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "Strategy", "TPUStrategy")
     ),
-    *(getattr(un.callbacks, name) for name in un.callbacks.__all__),
+    *(getattr(module, name) for module in (un.callbacks, un.ray) for name in module.__all__),
     un.Checkpoint,
 ]
 FUNCTIONS = [
@@ -33,7 +34,7 @@ FUNCTIONS = [
     un.latest_checkpoint, un.load_exported, un.replicate, un.scale_regularization_loss, un.value_and_grad,
 ]  # fmt: skip
 METHODS = [
-    un.Checkpoint.restore, un.Checkpoint.save, un.Checkpoint.saving_on_signal, un.Checkpoint.wait, un.Strategy.distribute_dataset,
+    un.ray.Trainer.fit, un.Checkpoint.restore, un.Checkpoint.save, un.Checkpoint.saving_on_signal, un.Checkpoint.wait, un.Strategy.distribute_dataset,
     un.Strategy.distribute_datasets_from_function, un.Strategy.gather, un.Strategy.local_results, un.Strategy.reduce, un.Strategy.run,
     un.Strategy.scope,
 ]  # fmt: skip
@@ -41,7 +42,8 @@ OF_ANY_NAME = [un.Checkpoint, un.fingerprint]
 """Their arguments have no names, or names of the user's own."""
 
 SOURCE = pathlib.Path(un.__file__).parent
-PUBLIC = [name for name in un.__all__ if name != "callbacks"]
+PUBLIC = [name for name in un.__all__ if name not in ("callbacks", "ray")]
+IN_MODULES = [f"{module}.{name}" for module in ("callbacks", "ray") for name in getattr(un, module).__all__]
 MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
 
 
@@ -64,13 +66,14 @@ def test_nothing_but_what_is_public_is_shown():
     assert un._src
     assert dir(un) == sorted([*un.__all__, "__version__"])
     assert dir(un.callbacks) == sorted(un.callbacks.__all__)
+    assert dir(un.ray) == sorted(un.ray.__all__)
 
 
 def test_help_says_what_is_public():
     """Python lists every module of a package, so that the text above has to say which are meant."""
     text, _, rest = pydoc.render_doc(un, renderer=pydoc.plaintext).partition("\nPACKAGE CONTENTS\n")
     shown = set(re.findall(r"[\w.]+", text.partition("Public is what follows")[2].partition("Example:")[0]))
-    assert {*PUBLIC, *(f"callbacks.{name}" for name in un.callbacks.__all__)} <= shown
+    assert {*PUBLIC, *IN_MODULES} <= shown
     assert "internal and may change" in text
     described = rest.partition("CLASSES")[2]
     assert all(re.search(rf"\b{name}\b", described) for name in PUBLIC)
@@ -104,7 +107,7 @@ def test_the_reference_shows_all_that_is_public():
     """Sphinx takes the texts from the docstrings; which names it takes them of stands in the page."""
     page = (SOURCE.parents[1] / "docs" / "api.md").read_text()
     shown = re.findall(r"^\.\. (?:auto|py:)(?:class|function|data|exception):: (?:unisono\.)?([\w.]+)$", page, re.MULTILINE)
-    assert sorted(shown) == sorted([*PUBLIC, *(f"callbacks.{name}" for name in un.callbacks.__all__)])
+    assert sorted(shown) == sorted([*PUBLIC, *IN_MODULES])
     members = dict(re.findall(r"^\.\. autoclass:: (\w+)\n   :members: (.+)$", page, re.MULTILINE))
     for cls in (un.Strategy, un.Checkpoint):
         public = {name for name in vars(cls) if name[0] != "_" and not name.startswith("experimental_")}
@@ -123,9 +126,17 @@ def test_the_reference_shows_every_variable_and_exit_code():
 
 def test_all_that_is_public_is_among_these():
     named = {call.__name__ for call in [*CLASSES, *FUNCTIONS]}
-    assert {*PUBLIC, *un.callbacks.__all__} - named == {"DeviceFaultError", "ParameterServerStrategy", "ReduceOp", "native"}
+    assert {*PUBLIC, *un.callbacks.__all__, *un.ray.__all__} - named == {
+        "DeviceFaultError",
+        "ParameterServerStrategy",
+        "ReduceOp",
+        "native",
+    }
     shown = {
-        name for cls in (un.Strategy, un.Checkpoint) for name in vars(cls) if callable(getattr(cls, name)) and name[0] != "_"
+        name
+        for cls in (un.Strategy, un.Checkpoint, un.ray.Trainer)
+        for name in vars(cls)
+        if callable(getattr(cls, name)) and name[0] != "_"
     }
     older = {"experimental_distribute_dataset", "experimental_local_results", "experimental_run_v2"}
     assert shown - older == {method.__name__ for method in METHODS}
@@ -176,14 +187,14 @@ def test_type_checkers_see_the_public_names_where_they_come_from():
     for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             seen |= {alias.asname: node.module for alias in node.names if alias.asname and not alias.asname.startswith("_")}
-    assert seen.pop("callbacks") == "unisono"
+    assert {seen.pop("callbacks"), seen.pop("ray")} == {"unisono"}
     assert seen == {name: f"unisono._src.{module}" for name, module in un._MODULES.items()}
-    assert set(un.__all__) == {"callbacks", *seen}
+    assert set(un.__all__) == {"callbacks", "ray", *seen}
 
 
-@pytest.mark.parametrize("name", un.callbacks.__all__)
-def test_every_callback_is_documented(name):
-    assert inspect.getdoc(getattr(un.callbacks, name))
+@pytest.mark.parametrize("name", IN_MODULES)
+def test_every_name_of_a_module_is_documented(name):
+    assert inspect.getdoc(operator.attrgetter(name)(un))
 
 
 def test_the_examples_in_the_documentation_run():

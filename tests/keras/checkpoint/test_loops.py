@@ -51,8 +51,9 @@ class Reordered(Batches):
 
 
 def pipeline(context):
-    rows = slice(context.input_pipeline_id, None, context.num_input_pipelines)
-    return [(X[rows][i : i + 3], Y[rows][i : i + 3]) for i in range(0, len(X[rows]), 3)]
+    own = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+    size = BATCH // context.num_input_pipelines
+    return [(X[own][i : i + size], Y[own][i : i + size]) for i in range(0, len(X[own]), size)]
 
 
 DATA = {

@@ -101,7 +101,7 @@ class BackupAndRestore(FitCallback):
         self._place = (0, 0)
         self._saved_place = None
         self._interval = SaveInterval(self.save_freq)
-        self._stop = self._open.enter_context(listen_for_signals(self.signals))
+        self._stop = self._open.enter_context(self._listen())
         wait_for_writers()  # an earlier fit of this process that was broken off may still be writing
         self._number = self._store.choose_next_number()
         loaded = self._store.load_newest()
@@ -167,6 +167,10 @@ class BackupAndRestore(FitCallback):
     def steps_until_due(self, step: int) -> int:
         """Count the steps that one call may take. After the last one the training is saved, or processes may stop."""
         return self._interval.count_steps_until_due() if get_agreement().is_alone else 1
+
+    def _listen(self) -> contextlib.AbstractContextManager[StopRequest]:
+        """Note within a block that the training is asked to stop."""
+        return listen_for_signals(self.signals)
 
     # Saving.
 

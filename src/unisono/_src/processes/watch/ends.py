@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from unisono._src.processes import names
 from unisono._src.processes.watch.board import ENDED, LEFT, RAISED, Verdict
-from unisono._src.processes.watch.watch import ProcessWatch, format_main_stack
+from unisono._src.processes.watch.watch import ProcessWatch, format_stack
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def end_after_verdict(watch: ProcessWatch, verdict: Verdict) -> None:
     if watch.state == RAISED or (first.process == watch.process and watch.state == ENDED):
         watch.is_decided.set()  # the main thread leaves, with an exit code of its own
     elif first.process == watch.process:
-        end_process(watch, f"{first.words.partition(chr(10))[0]}\n{format_main_stack()}", names.STUCK)
+        end_process(watch, f"{first.words.partition(chr(10))[0]}\n{format_stack(watch.thread)}", names.STUCK)
     else:
         end_process(watch, first.words, names.LOST)
 

@@ -64,6 +64,8 @@ class ProcessWatch(Activity):
         self._processes = processes
         self._client = client
         self._error = ""
+        self.thread = threading.get_ident()
+        """The thread that trains, whose stack is shown. It is the main one, unless the program trains in another."""
         pid = os.getpid()
         self._own_heartbeat = Heartbeat(
             process, pid, local_processes.read_start_time(pid), local_processes.read_machine_name(), socket.gethostname()
@@ -108,7 +110,7 @@ class ProcessWatch(Activity):
     def make_heartbeat(self) -> Heartbeat:
         """Build the heartbeat of this process now."""
         seconds = time.monotonic() - self.moved_at
-        stack = format_main_stack() if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
+        stack = format_stack(self.thread) if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
         words = self._error or self.doing
         return dataclasses.replace(
             self._own_heartbeat, step=self.step, state=self.state, phase=self.phase, seconds=seconds, words=words, stack=stack
@@ -209,8 +211,10 @@ class ProcessWatch(Activity):
         return Verdict(absent[0], f"process {absent[0]} has never been heard of.") if absent else None
 
 
-def format_main_stack() -> str:
-    """Format the main thread's stack like a traceback. It begins with the program's first line."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def format_stack(thread: int) -> str:
+    """Format a thread's stack like a traceback. It begins with the program's first line, and is empty if the thread has ended."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
     frames = [summary for summary in traceback.extract_stack(frame) if not summary.filename.endswith(NOT_THE_PROGRAM)]
     return "".join(traceback.format_list(frames))

@@ -1,0 +1,1 @@
+"""Trainings on the workers of Ray Train."""
