@@ -20,7 +20,6 @@ import pytest
 import unisono as un
 from broken_off import BATCH, STEPS, BreakOff, BrokenOffError, Stateless, X, Y, fit, model_on
 from trainings import on
-from unisono._src.keras.checkpoint import storage
 from unisono._src.processes.environments.precedence import describe_by_agreeing
 from unisono._src.tools.ray import backup, dataset, trainer
 
@@ -140,7 +139,7 @@ def test_a_fit_goes_on_from_the_checkpoint_that_ray_has(ray, whole, monkeypatch)
         train_with([un.ray.Backup(save_freq=3), BreakOff(STEPS + 3)])
     assert [(report["epoch"], report["step"]) for report in ray.train.reports][-1] == divmod((STEPS + 3) // 3 * 3, STEPS)
     monkeypatch.setattr(backup.Backup, "_has_begun", False)  # Ray starts another process
-    storage.write_folder(backup.RayStore(ray.train).path(9), lambda _: None)  # left by the killed one
+    backup.RayStore(ray.train).path(9).write_folder({})  # left by the killed one
     assert train_with([un.ray.Backup(save_freq=1000)], on(2, 4), seed=99) == whole
     last = ray.train.reports[-1]
     assert (last["epoch"], last["step"]) == (3, 0)

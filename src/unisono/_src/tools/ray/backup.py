@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tempfile
 import threading
 import time
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from unisono._src.keras.callbacks.backup import GOES_ON, BackupAndRestore
-from unisono._src.keras.checkpoint import storage
 from unisono._src.keras.checkpoint.files import LoadedCheckpoint, load_checkpoint
+from unisono._src.keras.checkpoint.storage import Place, find_place
 from unisono._src.keras.checkpoint.store import CheckpointStore
 from unisono._src.processes.activity import get_activity
 from unisono._src.processes.agreement import get_agreement
@@ -103,7 +104,7 @@ class Backup(BackupAndRestore):
         number = self._number - 1
         self._report(self._store.path(number) if number in self._store.numbers else None)
 
-    def _report(self, path: Path | None) -> None:
+    def _report(self, path: Place | None) -> None:
         """Report the metrics, and the checkpoint if this process has written one. All workers do so together."""
         epoch, step = self._place
         metrics = {"epoch": epoch, "step": step} | {name: np.asarray(value).tolist() for name, value in self._logs.items()}
@@ -112,7 +113,7 @@ class Backup(BackupAndRestore):
         with get_activity().report_waiting("that Ray takes a checkpoint"):
             self._train.report(
                 metrics,
-                path and self._train.Checkpoint.from_directory(path),
+                path and self._train.Checkpoint.from_directory(os.fspath(path)),
                 checkpoint_upload_mode=self._train.CheckpointUploadMode.ASYNC,
                 checkpoint_upload_fn=self._upload,
                 delete_local_checkpoint_after_upload=False,
@@ -121,15 +122,15 @@ class Backup(BackupAndRestore):
     def _upload(self, checkpoint: Any, name: str) -> Any:
         """Move a checkpoint into Ray's storage. Ray calls this in a thread of its own."""
         there = self._train.get_context().get_storage()
-        local = Path(checkpoint.path)
+        local = find_place(checkpoint.path)
         try:
             uploaded = there.persist_current_checkpoint(checkpoint, name)
-            storage.remove_folder(local)
-            storage.remove_if_empty(local.parent)
+            local.remove_folder()
+            local.parent.remove_if_empty()
             return uploaded
         except Exception as error:
             raise OSError(
-                f"The checkpoint {name} was not written to {there.experiment_fs_path}. It lies in {local} on this machine, and those "
+                f"The checkpoint {name} was not written to {there.experiment_fs_path}. It lies in {os.fspath(local)} on this machine, and those "
                 f"before it are as they were. Write RunConfig(storage_path=...) with a folder or an address that all nodes may write to; with the "
                 f"same name= there, the training goes on. The storage says: {error}"
             ) from error
