@@ -27,8 +27,10 @@ class DeviceGroups:
         self._groups: dict[tuple[int, tuple[range, ...]], int] = {}
 
     def find(self, leaves: int, nodes: Sequence[Node | None]) -> int:
-        """Find the number of the group whose devices have these nodes. All of them have rows."""
+        """Find the number of the group whose devices have these nodes. All of them have rows. It is 0 for a device alone."""
         spans = tuple(node[0] for node in nodes if node is not None)
+        if len(spans) == 1:
+            return 0
         if not has_group(self._groups.get((leaves, spans), 0)):
             self._groups[leaves, spans] = make_group(len(spans), list_additions(leaves, spans))
         return self._groups[leaves, spans]

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from unisono._src.engine.device_mesh import get_mesh
+from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.engine.exchange.protocol import Exchange, FinishedSums, SumDescription
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.engine.step.call_inputs import END, NOTHING, CallOrders, Orders
@@ -110,8 +110,7 @@ class PartedSteps:
         done = self._call([batch], round_, orders)
         if step is not None:
             get_activity().report_next_step()
-            logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True))
-            self._note_end([step.batch], CallOutcome(logs, step.outputs, done.digests))
+            self._note_end([step.batch], CallOutcome(take_logs(self._mesh, done), step.outputs, done.digests))
         return done
 
     def _is_end_joined(self, step: OpenStep, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
@@ -167,27 +166,9 @@ class PartedSteps:
         self._open = None
 
 
-@functools.lru_cache(maxsize=256)
-def order_whole(round_: Round, steps: int, phases: int, group: int) -> Orders:
-    """Build each device's orders for whole steps. The devices add up in `group`."""
-    return tuple(
-        (
-            CallOrders(
-                steps,
-                first=run.first,
-                replicas=run.count,
-                place=place,
-                row=run.rows.start,
-                end=phases,
-                summing=1,
-                finishing=1,
-                group=group,
-                device=device,
-            ),
-        )
-        for device, (run, place) in enumerate(zip(round_.runs, round_.places, strict=True))
-        if run is not None
-    )
+def take_logs(mesh: DeviceMesh, done: CallResult) -> Logs:
+    """Take the lead's copies of logs."""
+    return dict(zip(done.logs, mesh.on_lead(list(done.logs.values())), strict=True))
 
 
 @functools.lru_cache(maxsize=256)

@@ -42,9 +42,17 @@ class ProgramCalls:
         inputs: CallInputs,
         device_state: DeviceState,
         is_recorded: bool,
+        adds_inside: bool,
     ) -> None:
-        """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
+        """Keep what all calls need.
+
+        Args:
+            name: What profiles call the programs.
+            is_recorded: Whether digests of the steps are wanted.
+            adds_inside: Whether one device has all sums, or several may add up inside of programs.
+        """
         self._name = name
+        self._adds_inside = adds_inside
         self._cutter = cutter
         self._placement = placement
         self._mesh = get_mesh(placement.devices)
@@ -79,11 +87,13 @@ class ProgramCalls:
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
         return cut.phases
 
-    def sums_over_devices(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
-        """Whether the program adds up the sums of such steps over devices.
+    def adds_up(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
+        """Whether the program has the totals of such steps: of one device, or as it adds up over devices.
 
         Not where it calls Python: code that raises on one device would leave the others waiting.
         """
+        if self._mesh.size == 1 or not self._adds_inside:
+            return self._adds_inside
         phases = range(self.prepare(batch, batch_plan))
         assert self._cut is not None
         key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)

@@ -10,20 +10,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from unisono._src.engine.device_mesh import get_mesh
-from unisono._src.engine.exchange.in_program import DeviceGroups
 from unisono._src.engine.exchange.protocol import Exchange
 from unisono._src.engine.global_batch import GlobalBatch, want_row_digests
 from unisono._src.engine.state import State, get_step_count
 from unisono._src.engine.step.call_inputs import CallInputs
 from unisono._src.engine.step.device_state import DeviceState
 from unisono._src.engine.step.observer import InspectedStep, StartState, StepObserver, WatchedStep, inspect_step
-from unisono._src.engine.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps, order_whole
+from unisono._src.engine.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps
 from unisono._src.engine.step.phased_steps import PhasedSteps
-from unisono._src.engine.step.plan import BatchPlan, Round, plan_batch
+from unisono._src.engine.step.plan import BatchPlan, plan_batch
 from unisono._src.engine.step.program_calls import ProgramCalls
 from unisono._src.engine.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
 from unisono._src.engine.step.step_digests import digest_state
 from unisono._src.engine.step.traced_step import StepFunction
+from unisono._src.engine.step.whole_steps import WholeSteps
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.kernels.rules import rewrite_function
 from unisono._src.placement import Placement
@@ -60,10 +60,12 @@ class Step:
         self._wants_assigned = any(observer.wants_assigned for observer in observers)
         self._has_phases_run = any(observer.runs_phases for observer in observers)
         self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
-        self._call = ProgramCalls(name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests)
+        adds_inside = self._mesh.size == 1 or exchange.adds_in_programs
+        self._call = ProgramCalls(
+            name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests, adds_inside
+        )
         self._parted = PartedSteps(placement, exchange, self._device_state, self._call, observers, self._note_end)
-        self._adds_inside = exchange.adds_in_programs
-        self._groups = DeviceGroups()
+        self._whole = WholeSteps(self._mesh, self._call)
         self._newest = NO_OUTCOME
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -129,13 +131,13 @@ class Step:
     def _run_group(self, group: list[GlobalBatch], following: list[GlobalBatch] | None, is_watched: bool) -> None:
         """Run the steps of a group, which another may follow."""
         batch_plan = self._plan_of(group[0])
-        whole = None if is_watched and self._has_phases_run else self._find_whole(group[0], batch_plan)
+        whole = None if is_watched and self._has_phases_run else self._whole.find_round(group[0], batch_plan)
         if whole is None:
             send_next = functools.partial(self._send_ahead, following) if following else None
             self._parted.run(group[0], batch_plan, is_watched, send_next)
         else:
             self._parted.end()
-            self._note_end(group, self._run_together(group, batch_plan, whole))
+            self._note_end(group, self._whole.run(group, batch_plan, whole))
 
     def _send_ahead(self, group: list[GlobalBatch]) -> None:
         """Send the first rows of a later step to the devices."""
@@ -184,24 +186,7 @@ class Step:
         """Yield lists of batches that one call can take."""
         for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.sizes, batch.signature)):
             same = list(same)
-            whole = self._find_whole(same[0], self._plan_of(same[0]))
+            whole = self._whole.find_round(same[0], self._plan_of(same[0]))
             most = self._inputs.count_steps(same[0], whole.size) if whole else 1
             for start in range(0, len(same), most):
                 yield same[start : start + most]
-
-    def _run_together(self, group: list[GlobalBatch], batch_plan: BatchPlan, whole: Round) -> CallOutcome:
-        """Run whole steps in one call. Several devices add up inside of it."""
-        phases = self._call.prepare(group[0], batch_plan)
-        adds = self._mesh.size > 1
-        devices = self._groups.find(batch_plan.leaves, batch_plan.layers[0].nodes) if adds else 0
-        done = self._call(group, whole, order_whole(whole, len(group), phases, devices))
-        logs = dict(zip(done.logs, self._mesh.on_lead(list(done.logs.values())), strict=True)) if adds else done.logs
-        return CallOutcome(logs, [RunOutput(self._mesh, whole.runs, done.outputs)], done.digests)
-
-    def _find_whole(self, batch: GlobalBatch, batch_plan: BatchPlan) -> Round | None:
-        """Find the one call that runs whole steps of such batches. None if a step needs several."""
-        whole = batch_plan.whole
-        if whole is None or len(whole.runs) != self._mesh.size:  # a device that is named twice has two subtrees
-            return None
-        is_alone = self._mesh.size == 1
-        return whole if is_alone or (self._adds_inside and self._call.sums_over_devices(batch, batch_plan)) else None
