@@ -18,7 +18,7 @@ from unisono._src.tools.doctor import references
 from unisono._src.tools.doctor.references import Conditions, Reference, References, format_versions, read_references
 
 CHANGELOG = HERE.parents[1] / "CHANGELOG.md"
-QUICK = "convolution", "lstm", "attention", "ragged embedding", "custom loop", "clipping"
+QUICK = "convolution", "lstm", "attention", "mixed bfloat16", "custom loop", "clipping"
 GROUPS = {"quick": QUICK, "other": tuple(name for name in TRAININGS if name not in QUICK)}
 
 HERE_AND_NOW = Conditions("3.15.1", "0.10.2", "0.10.2", "native", "A 1", "avx2 avx512f", "32K 1024K")
