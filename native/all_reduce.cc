@@ -30,12 +30,17 @@ struct Arrival {
   ffi::Promise promise;
 };
 
+// The devices that have come to add up the same sums.
+struct Meeting {
+  std::vector<std::unique_ptr<Arrival>> arrivals;
+  int64_t count = 0;
+};
+
 // Devices that add up. `additions` are pairs: the first device's sum takes in the second's. The last pair makes the total, in device 0.
 struct Group {
   int64_t devices;
   std::vector<int32_t> additions;
-  std::vector<std::unique_ptr<Arrival>> arrivals;
-  int64_t count = 0;
+  std::unordered_map<int32_t, Meeting> meetings;  // by the phase: sums that do not need each other come in any order
 };
 
 std::mutex mutex;  // of all that follows, and of what the groups hold
@@ -119,10 +124,10 @@ ffi::Future fail(const std::string& message) {
   return ffi::Future(promise);
 }
 
-// numbers: the group of the devices, 0 for a device alone, and which of them this one is. sums: [places][length] each; the total is written
+// numbers: the group of the devices, 0 for a device alone, which of them this one is, and the phase of the step. sums: [places][length] each; the total is written
 // to the first place, and the result is the same memory.
 ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::RemainingArgs sums, ffi::RemainingRets results) {
-  if (numbers.element_count() != 2 || sums.size() != results.size()) return fail("An all-reduce gets a group, a device, and sums.");
+  if (numbers.element_count() != 3 || sums.size() != results.size()) return fail("An all-reduce gets a group, a device, a phase, and sums.");
   const int32_t number = numbers.typed_data()[0];
   const int32_t device = numbers.typed_data()[1];
   ffi::Promise promise;
@@ -147,12 +152,13 @@ ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::
     if (found == groups.end()) return fail(failure.empty() ? "There is no such group of devices." : failure);
     group = found->second;
     if (device < 0 || device >= group->devices) return fail("There is no such device in the group.");
-    if (group->arrivals.empty()) group->arrivals.resize(group->devices);
-    if (group->arrivals[device]) return fail("A device has come twice.");
-    group->arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(vectors), std::move(promise)});
-    if (++group->count < group->devices) return future;
-    group->count = 0;
-    arrivals.swap(group->arrivals);
+    Meeting& meeting = group->meetings[numbers.typed_data()[2]];
+    if (meeting.arrivals.empty()) meeting.arrivals.resize(group->devices);
+    if (meeting.arrivals[device]) return fail("A device has come twice.");
+    meeting.arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(vectors), std::move(promise)});
+    if (++meeting.count < group->devices) return future;
+    meeting.count = 0;
+    arrivals.swap(meeting.arrivals);
   }
   let_go(pool, arrivals, device, add_vectors(pool, *group, arrivals));
   return future;
@@ -167,8 +173,9 @@ void note_kernel_failure(const std::string& message) {
     std::lock_guard<std::mutex> lock(mutex);
     failure = message;
     for (auto& [number, group] : groups)
-      for (auto& arrival : group->arrivals)
-        if (arrival) left.push_back(std::move(arrival));
+      for (auto& [phase, meeting] : group->meetings)
+        for (auto& arrival : meeting.arrivals)
+          if (arrival) left.push_back(std::move(arrival));
     groups.clear();
   }
   for (auto& arrival : left) arrival->promise.SetError(ffi::Error::Internal(message));

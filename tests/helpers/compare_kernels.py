@@ -22,6 +22,7 @@ from jax import lax
 from keras import layers
 
 from digest_operations import LAYOUTS, Draw
+from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.digest import digest_in_program
 from unisono._src.engine.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.engine.step.running_sums import count_places, push_value
@@ -40,7 +41,15 @@ from unisono._src.kernels.native.products import (
     call_transposed_product,
     normalize_rows,
 )
-from unisono._src.kernels.native.step_calls import call_digest, call_push, copy_rows, keep_array, open_step_memory
+from unisono._src.kernels.native.step_calls import (
+    call_all_reduce,
+    call_digest,
+    call_push,
+    copy_rows,
+    keep_array,
+    make_group,
+    open_step_memory,
+)
 from unisono._src.kernels.rules import rewrite_function
 from unisono._src.programs.inlining import inline_calls
 
@@ -506,6 +515,26 @@ def step_memory(draw: Draw) -> Case:
     )
 
 
+def sums_over_devices(draw: Draw) -> Case:
+    """The first places of two devices' sums."""
+    mesh, group = get_mesh(tuple(jax.devices()[:2])), make_group(2, [(0, 1)])
+    places, length = draw.size(1, 3), draw.size(1, draw.of(300, 40_000))
+
+    def add_on_device(sums: jax.Array, numbers: jax.Array) -> jax.Array:
+        return call_all_reduce(numbers[0], [sums])[0][:1]
+
+    def add(sums: jax.Array) -> jax.Array:
+        numbers = jnp.array([[group, device, 0] for device in (0, 1)], jnp.int32)
+        return mesh.map_blocks(add_on_device, cut=True, cut_results=True)(sums, numbers)
+
+    return Case(
+        f"sums of {length} elements over two devices",
+        add,
+        lambda sums: jnp.repeat(sums[:1] + sums[places : places + 1], 2, axis=0),
+        [draw.array((2 * places, length), "float32")],
+    )
+
+
 KINDS = (
     transposed_product,
     convolution,
@@ -531,6 +560,7 @@ KINDS = (
     moments_of_columns,
     sums_of_columns,
     gated_sums_of_columns,
+    sums_over_devices,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
@@ -565,6 +595,7 @@ def compare_row_copies(draw: Draw) -> None:
 
 
 def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 2)
     folder, *words = sys.argv[1:]
     seed, count = map(int, words)
     library.FOLDER = pathlib.Path(folder)

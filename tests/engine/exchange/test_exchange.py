@@ -108,7 +108,7 @@ def test_programs_add_up_inside_in_the_order_of_the_tree(placed, length, steps, 
 
     def run(numbers, sums):
         def step(number, added):
-            return running_sums.add_over_devices(sums, *numbers[0])
+            return running_sums.add_over_devices(sums, *numbers[0], phase=0)
 
         return jax.lax.fori_loop(0, steps, step, sums)
 
@@ -118,6 +118,29 @@ def test_programs_add_up_inside_in_the_order_of_the_tree(placed, length, steps, 
     expected = on_one_device(values, range(replicas))
     for name, added in total.items():
         assert {np.asarray(block)[0].tobytes() for block in mesh.list_blocks(added)} == {expected[name].tobytes()}
+
+
+@pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+def test_sums_that_do_not_need_each_other_may_come_in_any_order():
+    """Device 0 comes with those of the second phase first, device 1 with those of the first."""
+    mesh = get_mesh(tuple(jax.devices()[:2]))
+    group = DeviceGroups().find(2, [(range(0, 1), True), (range(1, 2), True)])
+
+    def run(numbers, sums):
+        def after(steps):
+            return {"float32": jax.lax.fori_loop(0, steps, lambda _, a: jnp.sin(a), sums["float32"]) * 0 + sums["float32"]}
+
+        device = numbers[0, 1]
+        first, second = after(jnp.where(device == 0, 3000, 0)), after(jnp.where(device == 1, 3000, 0))
+        second = {"float32": 10 * second["float32"]}
+        return [running_sums.add_over_devices(sums, *numbers[0], phase) for phase, sums in enumerate((first, second))]
+
+    sums = {"float32": mesh.put_blocks([np.full((1, 5000), 1 + device, "float32") for device in (0, 1)])}
+    numbers = mesh.put_blocks([np.array([[group, device]], np.int32) for device in (0, 1)])
+    program = jax.jit(rewrite_function(mesh.map_blocks(run, cut=True, cut_results=True), "cpu"))
+    for _ in range(5):
+        first, second = (np.asarray(total["float32"]) for total in program(numbers, sums))
+        assert (set(first.flat), set(second.flat)) == ({3.0}, {30.0})
 
 
 def few_rows():

@@ -203,7 +203,7 @@ class StepProgram:
         complete = jnp.where((is_on & orders.summing) == 1, orders.before + orders.replicas, 0)
         all_kept = {size: put_item(work.kept[size], phase, done.kept)} if size in work.kept else {}
         sums = running_sums.fold_sums(done.sums, complete)
-        sums = put_item(work.sums, phase, running_sums.add_over_devices(sums, orders.group, orders.device))
+        sums = put_item(work.sums, phase, running_sums.add_over_devices(sums, orders.group, orders.device, phase))
         return work._replace(sums=sums, kept=work.kept | all_kept), done.outputs if is_last else outputs
 
     def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:

@@ -79,12 +79,12 @@ def add_to_place_below(sums: Sums, place: Array) -> Sums:
     return set_place(sums, place - 1, optimization_barrier(map_tree(jnp.add, get_place(sums, place - 1), get_place(sums, place))))
 
 
-def add_over_devices(sums: Sums, group: int | Array, device: int | Array) -> Sums:
-    """Add complete sums over the devices of a group. A device alone has group 0, and keeps its own.
+def add_over_devices(sums: Sums, group: int | Array, device: int | Array, phase: int) -> Sums:
+    """Add a phase's complete sums over the devices of a group. A device alone has group 0, and keeps its own.
 
     Only a kernel can: XLA's collectives are other machine code than a device alone has.
     """
     if not sums or not uses_kernels() or not SUMMED_DTYPES.issuperset(sums):
         return sums
-    numbers = jnp.stack([jnp.asarray(group, "int32"), jnp.asarray(device, "int32")])
+    numbers = jnp.stack([jnp.asarray(group, "int32"), jnp.asarray(device, "int32"), jnp.int32(phase)])
     return dict(zip(sums, call_all_reduce(numbers, list(sums.values())), strict=True))

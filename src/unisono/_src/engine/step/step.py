@@ -131,7 +131,7 @@ class Step:
     def _run_group(self, group: list[GlobalBatch], following: list[GlobalBatch] | None, is_watched: bool) -> None:
         """Run the steps of a group, which another may follow."""
         batch_plan = self._plan_of(group[0])
-        whole = None if is_watched and self._has_phases_run else self._whole.find_round(group[0], batch_plan)
+        whole = None if is_watched and self._has_phases_run else self._whole.decide(group[0], batch_plan)
         if whole is None:
             send_next = functools.partial(self._send_ahead, following) if following else None
             self._parted.run(group[0], batch_plan, is_watched, send_next)
@@ -186,7 +186,7 @@ class Step:
         """Yield lists of batches that one call can take."""
         for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.sizes, batch.signature)):
             same = list(same)
-            whole = self._whole.find_round(same[0], self._plan_of(same[0]))
+            whole = self._whole.decide(same[0], self._plan_of(same[0]))
             most = self._inputs.count_steps(same[0], whole.size) if whole else 1
             for start in range(0, len(same), most):
                 yield same[start : start + most]

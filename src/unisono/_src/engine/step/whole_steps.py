@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from unisono._src.engine.device_mesh import DeviceMesh
 from unisono._src.engine.exchange.in_program import DeviceGroups
@@ -22,12 +22,19 @@ class WholeSteps:
         self._mesh = mesh
         self._call = call
         self._groups = DeviceGroups()
+        self._rounds: dict[Hashable, Round | None] = {}
 
-    def find_round(self, batch: GlobalBatch, batch_plan: BatchPlan) -> Round | None:
-        """Find the one call that runs whole steps of such batches. None if a step needs several."""
-        whole = batch_plan.whole
-        fits = whole is not None and len(whole.runs) == self._mesh.size  # a device that is named twice has two subtrees
-        return whole if fits and self._call.adds_up(batch, batch_plan) else None
+    def decide(self, batch: GlobalBatch, batch_plan: BatchPlan) -> Round | None:
+        """Decide by which call whole steps of such batches are run. None if a step needs several.
+
+        It is decided before steps begin: a program is selected and compiled for it, and a step that is open would end by another one.
+        """
+        key = batch.rows, batch.sizes, batch.signature
+        if key not in self._rounds:
+            whole = batch_plan.whole
+            fits = whole is not None and len(whole.runs) == self._mesh.size  # a device that is named twice has two subtrees
+            self._rounds[key] = whole if fits and self._call.adds_up(batch, batch_plan) else None
+        return self._rounds[key]
 
     def run(self, group: Sequence[GlobalBatch], batch_plan: BatchPlan, whole: Round) -> CallOutcome:
         """Run the steps of a group in one call."""

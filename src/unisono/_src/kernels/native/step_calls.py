@@ -32,7 +32,7 @@ def call_all_reduce(numbers: Array, sums: Sequence[Array]) -> list[Array]:
     Each is (place, element). The devices' calls meet here, and the last one adds.
 
     Args:
-        numbers: The number of the group, from `make_group`, or 0 for a device alone; and which of its devices this one is.
+        numbers: The number of the group, from `make_group`, or 0 for a device alone; which of its devices this one is; and the phase.
         sums: The device's sums.
     """
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in sums]
