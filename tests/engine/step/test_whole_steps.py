@@ -37,7 +37,8 @@ def test_a_step_of_several_calls_is_ended_by_its_own_program(monkeypatch):
     keras.utils.set_random_seed(0)
     with on(8, 8).scope():
         model = new_model()
-    model.compile(keras.optimizers.SGD(0.1), {"value": rmse, "mask": dice, "embedding": contrast})
+    losses = {"value": rmse, "mask": dice, "embedding": contrast}
+    model.compile(keras.optimizers.SGD(0.1), losses, steps_per_execution=2)
     model.fit(x, dict.fromkeys(model.output_names, labels), batch_size=20, epochs=2, shuffle=False, verbose=0)
     kinds = {rows: {cut for of, cut, *_ in calls if of == rows} for rows in (20, 16)}
     assert [len(cuts) for cuts in kinds.values()] == [1, 1]
