@@ -15,6 +15,7 @@ LOOP = (pathlib.Path(__file__).parents[2] / "docs" / "loop.md").read_text()
 DOCS = sorted((pathlib.Path(__file__).parents[2] / "docs").glob("*.md"))
 MAKEFILE = (pathlib.Path(__file__).parents[2] / "Makefile").read_text()
 MEASURED = pathlib.Path(__file__).parents[2] / "benchmarks" / "measured"
+DEVICES_OF_README = "MLP 64-32-10, batch 64", "W3 MLP, batch 32"
 NAMES = {"torch": "torch by hand", "torch on two processes": "torch DDP"}
 """Of contenders, where the README has others than the results."""
 
@@ -106,6 +107,20 @@ def test_the_table_of_speed_is_what_was_measured(monkeypatch):
         times_as_fast[workload] = ms[theirs] / ms["Unisono, default"]
     assert written == expected
     check_times_as_fast(times_as_fast)
+
+
+def test_the_table_of_devices_is_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(MEASURED.parent)
+    results = importlib.import_module("results")
+    newest = results.list_machines(MEASURED)[0]
+    found = {(row["workload"], row["on"]): row for row in results.read_result(newest, "devices")}
+    table = README[README.index("| milliseconds a step | Unisono, 1 device |") :].split("\n\n")[0].splitlines()[2:]
+    written = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table]
+    for (name, *cells), workload in zip(written, DEVICES_OF_README, strict=True):
+        ours = [found[workload, on]["Unisono, ms"] for on in ("1 device", "2 devices", "8 devices")]
+        theirs = [found[workload, on]["Keras DataParallel on JAX, ms"] for on in ("2 devices", "8 devices")]
+        shown = [f"{rounded(ms):g}" if isinstance(ms, float) else "ended by SIGABRT" for ms in (*ours, *theirs)]
+        assert cells == shown, name
 
 
 def check_times_as_fast(times):
