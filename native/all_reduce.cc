@@ -19,19 +19,19 @@ namespace {
 constexpr int64_t BYTES_OF_A_PIECE = 1 << 16;
 
 // Some elements of a dtype, which each device has.
-struct Vector {
+struct Sum {
   void* data;
   int64_t length;
   ffi::DataType dtype;
 };
 
 struct Arrival {
-  std::vector<Vector> vectors;
+  std::vector<Sum> sums;
   ffi::Promise promise;
 };
 
 // The devices that have come to add up the same sums.
-struct Meeting {
+struct Rendezvous {
   std::vector<std::unique_ptr<Arrival>> arrivals;
   int64_t count = 0;
 };
@@ -40,7 +40,7 @@ struct Meeting {
 struct Group {
   int64_t devices;
   std::vector<int32_t> additions;
-  std::unordered_map<int32_t, Meeting> meetings;  // by the phase: sums that do not need each other come in any order
+  std::unordered_map<int32_t, Rendezvous> rendezvous;  // by the phase: sums that do not need each other come in any order
 };
 
 std::mutex mutex;  // of all that follows, and of what the groups hold
@@ -49,8 +49,8 @@ int32_t next_group = 1;
 std::string failure;  // of a kernel; groups with smaller numbers than the next one at that time are gone
 
 template <class T>
-void add_elements(const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals, size_t vector, int64_t first, int64_t last) {
-  const auto data_of = [&](int64_t device) { return static_cast<T*>(arrivals[device]->vectors[vector].data); };
+void add_elements(const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals, size_t place, int64_t first, int64_t last) {
+  const auto data_of = [&](int64_t device) { return static_cast<T*>(arrivals[device]->sums[place].data); };
   for (size_t pair = 0; pair < group.additions.size(); pair += 2) {
     T* to = data_of(group.additions[pair]);
     const T* from = data_of(group.additions[pair + 1]);
@@ -78,12 +78,12 @@ bool with_type(ffi::DataType dtype, const Function& function) {
   }
 }
 
-ffi::Error add_vectors(ffi::ThreadPool& pool, const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals) {
-  for (size_t vector = 0; vector < arrivals[0]->vectors.size(); vector++) {
-    const Vector& like = arrivals[0]->vectors[vector];
+ffi::Error add_sums(ffi::ThreadPool& pool, const Group& group, const std::vector<std::unique_ptr<Arrival>>& arrivals) {
+  for (size_t place = 0; place < arrivals[0]->sums.size(); place++) {
+    const Sum& like = arrivals[0]->sums[place];
     for (const auto& arrival : arrivals)
-      if (arrival->vectors.size() != arrivals[0]->vectors.size() || arrival->vectors[vector].length != like.length ||
-          arrival->vectors[vector].dtype != like.dtype)
+      if (arrival->sums.size() != arrivals[0]->sums.size() || arrival->sums[place].length != like.length ||
+          arrival->sums[place].dtype != like.dtype)
         return ffi::Error::InvalidArgument("The devices have sums of different shapes.");
     ffi::Error error = ffi::Error::Success();
     const bool is_known = with_type(like.dtype, [&](auto zero) {
@@ -91,7 +91,7 @@ ffi::Error add_vectors(ffi::ThreadPool& pool, const Group& group, const std::vec
       const int64_t unit = BYTES_OF_A_PIECE / sizeof(T);
       error = run_kernel("unisono_all_reduce", [&] {
         run_pieces(pool, divide_up(like.length, unit), [&](int64_t piece) {
-          add_elements<T>(group, arrivals, vector, piece * unit, std::min(like.length, (piece + 1) * unit));
+          add_elements<T>(group, arrivals, place, piece * unit, std::min(like.length, (piece + 1) * unit));
         });
       });
     });
@@ -124,21 +124,21 @@ ffi::Future fail(const std::string& message) {
   return ffi::Future(promise);
 }
 
-// numbers: the group of the devices, 0 for a device alone, which of them this one is, and the phase of the step. sums: [places][length] each; the total is written
-// to the first place, and the result is the same memory.
+// numbers: the group of the devices, 0 for a device alone; which of them this one is; and the phase of the step. sums: [places][length]
+// each; the total is written to the first place, and the result is the same memory.
 ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::RemainingArgs sums, ffi::RemainingRets results) {
   if (numbers.element_count() != 3 || sums.size() != results.size()) return fail("An all-reduce gets a group, a device, a phase, and sums.");
   const int32_t number = numbers.typed_data()[0];
   const int32_t device = numbers.typed_data()[1];
   ffi::Promise promise;
   ffi::Future future(promise);
-  std::vector<Vector> vectors;
+  std::vector<Sum> own;
   for (size_t i = 0; i < sums.size(); i++) {
     const auto array = *sums.get<ffi::AnyBuffer>(i);
     auto result = *results.get<ffi::AnyBuffer>(i);
     if (result->untyped_data() != array.untyped_data()) return fail("Sums are changed where they are.");
     if (array.dimensions().size() != 2) return fail("Sums have the dimensions (places, length).");
-    vectors.push_back({array.untyped_data(), array.dimensions()[1], array.element_type()});
+    own.push_back({array.untyped_data(), array.dimensions()[1], array.element_type()});
   }
   if (number == 0) {
     promise.SetAvailable();
@@ -152,15 +152,15 @@ ffi::Future AllReduce(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> numbers, ffi::
     if (found == groups.end()) return fail(failure.empty() ? "There is no such group of devices." : failure);
     group = found->second;
     if (device < 0 || device >= group->devices) return fail("There is no such device in the group.");
-    Meeting& meeting = group->meetings[numbers.typed_data()[2]];
-    if (meeting.arrivals.empty()) meeting.arrivals.resize(group->devices);
-    if (meeting.arrivals[device]) return fail("A device has come twice.");
-    meeting.arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(vectors), std::move(promise)});
-    if (++meeting.count < group->devices) return future;
-    meeting.count = 0;
-    arrivals.swap(meeting.arrivals);
+    Rendezvous& rendezvous = group->rendezvous[numbers.typed_data()[2]];
+    if (rendezvous.arrivals.empty()) rendezvous.arrivals.resize(group->devices);
+    if (rendezvous.arrivals[device]) return fail("A device has come twice.");
+    rendezvous.arrivals[device] = std::make_unique<Arrival>(Arrival{std::move(own), std::move(promise)});
+    if (++rendezvous.count < group->devices) return future;
+    rendezvous.count = 0;
+    arrivals.swap(rendezvous.arrivals);
   }
-  let_go(pool, arrivals, device, add_vectors(pool, *group, arrivals));
+  let_go(pool, arrivals, device, add_sums(pool, *group, arrivals));
   return future;
 }
 
@@ -173,8 +173,8 @@ void note_kernel_failure(const std::string& message) {
     std::lock_guard<std::mutex> lock(mutex);
     failure = message;
     for (auto& [number, group] : groups)
-      for (auto& [phase, meeting] : group->meetings)
-        for (auto& arrival : meeting.arrivals)
+      for (auto& [phase, rendezvous] : group->rendezvous)
+        for (auto& arrival : rendezvous.arrivals)
           if (arrival) left.push_back(std::move(arrival));
     groups.clear();
   }

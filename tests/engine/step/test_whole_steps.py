@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from processes import python
 from trainings import on
 from unisono._src.engine.step.program_calls import ProgramCalls
 from unisono._src.kernels.native.library import load_kernels
@@ -44,3 +45,39 @@ def test_a_step_of_several_calls_is_ended_by_its_own_program(monkeypatch):
     assert [len(cuts) for cuts in kinds.values()] == [1, 1]
     assert {inside for rows, _, _, inside in calls if rows == 16} == {True}
     assert {inside for rows, _, _, inside in calls if rows == 20} == {False}
+
+
+CALLS_PYTHON = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import unisono as un
+import keras, numpy as np
+from keras import layers
+
+class Fussy(layers.Layer):
+    refused = None
+
+    def call(self, x):
+        return jax.pure_callback(self.look, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    def look(self, x):
+        if self.refused is not None and (np.asarray(x) == self.refused).any():
+            raise RuntimeError("these rows are refused")
+        return np.asarray(x)
+
+with un.MirroredStrategy(devices=2, replicas=4).scope():
+    model = keras.Sequential([layers.Input((3,)), Fussy(), layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
+model.fit(x, y, batch_size=8, verbose=0)
+model.layers[0].refused = x[-1, 0]
+model.fit(x, y, batch_size=8, verbose=0)
+"""
+
+
+@pytest.mark.processes
+def test_python_that_raises_on_one_device_ends_the_step():
+    """The program ends with this error, and does not wait for the other device, which waits to add up with it."""
+    done = python("-c", CALLS_PYTHON, timeout=60)
+    assert done.returncode == 1
+    assert "RuntimeError: these rows are refused" in done.stderr

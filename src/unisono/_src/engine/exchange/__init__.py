@@ -21,7 +21,8 @@ __all__ = [
 def choose_exchange(placement: Placement) -> Exchange:
     """Choose the exchange of a placement.
 
-    Devices of one process that have links of their own use collectives. All others add on the lead.
+    Devices of one process that have links of their own use collectives. All others add on the lead, CPU devices only where they cannot add up
+    inside of programs.
     """
     has_links = len(set(placement.devices)) > 1 and placement.lead.platform != "cpu"
     return CollectiveExchange(placement) if has_links and placement.processes is None else choose_lead_exchange(placement)

@@ -49,7 +49,7 @@ class ProgramCalls:
         Args:
             name: What profiles call the programs.
             is_recorded: Whether digests of the steps are wanted.
-            adds_inside: Whether one device has all sums, or several may add up inside of programs.
+            adds_inside: Whether several devices may add up inside of programs.
         """
         self._name = name
         self._adds_inside = adds_inside
@@ -67,8 +67,6 @@ class ProgramCalls:
         self._programs: dict[PhasedCut | WholeStep, DeviceProgram] = {}
         self._shapes: dict[Hashable, StepShapes] = {}
         self._layouts: dict[Hashable, BufferLayout] = {}
-        self._sums_inside: dict[Hashable, bool] = {}
-        """Whether programs add up over devices, by the kind of their steps."""
         self._digests: dict[Hashable, int] = {}
         """Digests of the programs, if several processes train together."""
         self._traced: Hashable = None
@@ -88,20 +86,11 @@ class ProgramCalls:
         return cut.phases
 
     def adds_up(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
-        """Whether the program has the totals of such steps: of one device, or as it adds up over devices.
-
-        Not where it calls Python: code that raises on one device would leave the others waiting.
-        """
+        """Whether the program has the totals of such steps: of one device, or as it adds up over devices."""
         if self._mesh.size == 1 or not self._adds_inside:
-            return self._adds_inside
+            return self._mesh.size == 1
         phases = range(self.prepare(batch, batch_plan))
-        assert self._cut is not None
-        key = self._cut, self._inputs.kind(batch, batch_plan.size_at_end)
-        if key not in self._sums_inside:
-            self._find_program([batch], batch_plan.nothing, ((NOTHING,),) * self._mesh.size)
-            dtypes = {name for phase in phases for name in self._device_state.describe_sums(phase)}
-            self._sums_inside[key] = dtypes <= SUMMED_DTYPES and not self._programs[key[0]].is_fixed
-        return self._sums_inside[key]
+        return all(SUMMED_DTYPES.issuperset(self._device_state.describe_sums(phase)) for phase in phases)
 
     def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Compute the layout of a step's buffers."""

@@ -60,9 +60,8 @@ class Step:
         self._wants_assigned = any(observer.wants_assigned for observer in observers)
         self._has_phases_run = any(observer.runs_phases for observer in observers)
         self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
-        adds_inside = self._mesh.size == 1 or exchange.adds_in_programs
         self._call = ProgramCalls(
-            name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests, adds_inside
+            name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests, exchange.adds_in_programs
         )
         self._parted = PartedSteps(placement, exchange, self._device_state, self._call, observers, self._note_end)
         self._whole = WholeSteps(self._mesh, self._call)

@@ -27,7 +27,7 @@ class WholeSteps:
     def decide(self, batch: GlobalBatch, batch_plan: BatchPlan) -> Round | None:
         """Decide by which call whole steps of such batches are run. None if a step needs several.
 
-        It is decided before steps begin: a program is selected and compiled for it, and a step that is open would end by another one.
+        It is decided before steps begin: it selects a kind of steps, and a step that is open would end by the program of this kind.
         """
         key = batch.rows, batch.sizes, batch.signature
         if key not in self._rounds:

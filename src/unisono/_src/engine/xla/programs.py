@@ -70,8 +70,6 @@ class DeviceProgram:
         self._cut = cut
         self._portable: dict[Hashable, PortableProgram] = {}
         self._loaded: dict[tuple[Hashable, jax.Device | DeviceMesh], jax.stages.Compiled] = {}
-        self.is_fixed = False
-        """Whether any of the programs could not be moved to other devices: it calls Python, which may raise on one of them alone."""
 
     def __call__(self, place: jax.Device | DeviceMesh, key: Hashable, *args: PyTree) -> PyTree:
         # Where the user has disabled it, functions of the user's run uncompiled, and our programs stay compiled.
@@ -97,7 +95,6 @@ class DeviceProgram:
         try:
             return self._portable[key].load_on(mesh, [mesh.is_cut(leaf) for leaf in jax.tree.leaves(args)], self._cut)
         except FixedProgramError as error:
-            self.is_fixed = True
             warnings.warn(
                 f"A program cannot be loaded on {', '.join(map(str, mesh.devices))} as it was compiled, and is compiled again for it: its "
                 f"results there may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from unisono._src.tools.ray.installed import import_ray
 from unisono._src.typing import UserBatch
 
-Columns = str | list[str]
+Columns: TypeAlias = str | list[str]
 
 
 class Dataset(keras.utils.PyDataset):

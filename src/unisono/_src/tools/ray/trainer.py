@@ -10,7 +10,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -19,7 +19,7 @@ from unisono._src.processes.environments.environment import join_address
 from unisono._src.processes.launch.worker_environment import LOOPBACK
 from unisono._src.tools.ray.installed import import_ray
 
-TrainFunction = Callable[..., object]
+TrainFunction: TypeAlias = Callable[..., object]
 
 
 class Trainer:
