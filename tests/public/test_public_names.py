@@ -148,6 +148,7 @@ def test_editors_show_what_a_strategy_takes(cls):
     signature = inspect.signature(cls)
     assert {name: parameter.default for name, parameter in signature.parameters.items()} == {
         "devices": None, "replicas": None, "accumulate": None, "deterministic": True, "verify": None,
+        "shard": None,
     }  # fmt: skip
     assert {parameter.kind for parameter in signature.parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     of_processes = inspect.signature(un.MultiWorkerMirroredStrategy).parameters

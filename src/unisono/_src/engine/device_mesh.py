@@ -29,13 +29,13 @@ class DeviceMesh:
         self.size = len(devices)
         self.shares_memory = devices[0].platform == "cpu"
         """Whether the process reads and writes the memory of all devices."""
-        self._mesh = Mesh(np.array(devices), (AXIS,))
+        self.mesh = Mesh(np.array(devices), (AXIS,))
         if len(devices) == 1:
             self.everywhere: Sharding = SingleDeviceSharding(devices[0])
             self.by_device: Sharding = self.everywhere
         else:
-            self.everywhere = NamedSharding(self._mesh, PartitionSpec())
-            self.by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
+            self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+            self.by_device = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def put_everywhere(self, tree: PyTree) -> PyTree:
         """Send arrays to all devices."""
@@ -52,7 +52,7 @@ class DeviceMesh:
         """
         specs = {True: PartitionSpec(AXIS), False: PartitionSpec()}
         given, returned = (jax.tree.map(specs.__getitem__, tree) for tree in (cut, cut_results))
-        return jax.shard_map(function, mesh=self._mesh, in_specs=given, out_specs=returned, check_vma=False)
+        return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=returned, check_vma=False)
 
     def is_cut(self, leaf: object) -> bool:
         """Whether an array has a block on each of several devices."""

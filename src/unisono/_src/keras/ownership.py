@@ -90,8 +90,10 @@ class OwnedObjects(WeakIdentitySet):
 class OwningStrategy:
     """A strategy as rooms below the loop know it. It has R replicas on devices, and owns what is made in its scope."""
 
-    def __init__(self, deterministic: bool) -> None:
+    def __init__(self, deterministic: bool, shard: str | None = None) -> None:
         self.deterministic = deterministic
+        self.shard = shard
+        """The part of the state that lies cut over the devices. None if all of it lies whole on each."""
         self.owned = OwnedObjects()
         _strategies.add(self)
 

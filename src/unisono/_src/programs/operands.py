@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TypeAlias, cast
 
@@ -25,6 +26,10 @@ def get_shape(atom: Atom) -> Shape:
 
 def get_dtype(atom: Atom) -> str:
     return get_type(atom).dtype.name
+
+
+def count_bytes(atom: Atom) -> int:
+    return math.prod(get_shape(atom)) * get_type(atom).dtype.itemsize
 
 
 def list_variables(atoms: Iterable[Atom]) -> list[core.Var]:

@@ -5,13 +5,14 @@ It also says where each equation is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from jax.extend import core
 
-from unisono._src.engine.phases.deferral import defer_merges
+from unisono._src.engine.phases.assembly import Assembly
+from unisono._src.engine.phases.deferral import defer_merges, merge_smallest
 from unisono._src.engine.phases.draws import can_draw, is_random
 from unisono._src.engine.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.engine.phases.rules.loops import apply_rule
@@ -26,7 +27,14 @@ IsLocal: TypeAlias = Callable[[str], bool]
 class Analysis:
     """What is known of each value of a step."""
 
-    def __init__(self, twins: Twins, inputs: Sequence[Kind], shards: int, is_local: IsLocal = is_in_layer) -> None:
+    def __init__(
+        self,
+        twins: Twins,
+        inputs: Sequence[Kind],
+        shards: int,
+        is_local: IsLocal = is_in_layer,
+        cut: Iterable[int] = (),
+    ) -> None:
         """Classify all values and equations.
 
         Args:
@@ -34,6 +42,7 @@ class Analysis:
             inputs: The kinds of the inputs.
             shards: The number of shards that have rows.
             is_local: Whether scopes are those of a layer that normalizes the rows of its replica by themselves.
+            cut: The numbers of the inputs that lie cut over devices.
         """
         self.twins = twins
         self._shards = shards
@@ -51,7 +60,9 @@ class Analysis:
         self._stays_local = find_local_reductions(twins, is_local)
         self._made_by = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
         self.plan = [self._classify(equation) for equation in twins.equations]
-        self.plan = defer_merges(twins, self.plan, self.kinds)
+        self.plan = merge_smallest(twins, defer_merges(twins, self.plan, self.kinds), self.kinds)
+        self.assembly = Assembly(self.plan, {twins.inputs[number] for number in cut})
+        """Values that are put together where they are read."""
         self.returned = [v for one in twins.equations if is_marked(one.whole, OUTPUT) for v in one.whole.outvars]
         """The values that each replica returns."""
         for atom in twins.outputs:

@@ -1,7 +1,8 @@
 """Move merges behind linear operations.
 
 Parts of a sum are moved, converted and added to other parts before the shards hand them on. A gradient is transposed where it is
-computed, so that kernels bring it into this form, and two parts of one gradient are one contribution.
+computed, so that kernels bring it into this form, and two parts of one gradient are one contribution. And a sum is merged where it is
+smallest: the gradient of a product of two narrow matrices, as in adapters of low rank, is multiplied on by each shard.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend import core
 
-from unisono._src.engine.phases.kinds import Kind, Local, Merge
+from unisono._src.engine.phases.kinds import Everywhere, Kind, Local, Merge
 from unisono._src.engine.phases.twins import Equation, Planned, Twins
-from unisono._src.programs.operands import get_dtype, get_shape, list_variables
+from unisono._src.programs.operands import count_bytes, get_dtype, get_shape, get_type, list_variables
 
 MOVES = frozenset(["copy", "expand_dims", "name", "neg", "reshape", "squeeze", "transpose"])
 """Operations of one operand. None makes its result larger than the operand."""
@@ -49,6 +50,64 @@ def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Ki
             if merge == Merge() and times_read[variable] == 1 and variable not in is_output:
                 made_at[variable] = place
     return deferred
+
+
+def merge_smallest(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Kind]) -> list[Planned]:
+    """Move merges behind products with what is the same everywhere, where the results are smaller. The kinds are updated."""
+    readers: dict[core.Var, list[int]] = collections.defaultdict(list)
+    for place, planned in enumerate(plan):
+        for variable in dict.fromkeys(list_variables(planned.equation.whole.invars)):
+            readers[variable].append(place)
+    is_output = set(list_variables(twins.outputs))
+    moved = list(plan)
+
+    def list_products(variable: core.Var, level: int) -> list[core.Var] | None:
+        """List what is computed of a sum if all of it is a multiple of the sum. `level` is that of the sum's parts."""
+        products: list[core.Var] = []
+        for place in readers[variable]:
+            if moved[place].in_shards or not is_multiple(moved[place].equation, variable, kinds, level):
+                return None
+            products += moved[place].equation.whole.outvars
+        return None if variable in is_output else products
+
+    def count_smallest(variable: core.Var, level: int) -> int:
+        """Count the bytes that are merged at least: of the sum, or of what is computed of it."""
+        products = list_products(variable, level)
+        own = count_bytes(variable)
+        return min(own, sum(count_smallest(product, level) for product in products)) if products else own
+
+    def move(variable: core.Var, level: int, made: int, merge: Merge | None) -> None:
+        """Merge a part behind what is computed of it, if that is smaller. It is computed at the place `made`."""
+        products = list_products(variable, level)
+        is_moved = bool(products) and sum(count_smallest(product, level) for product in products or ()) < count_bytes(variable)
+        if merge is None:
+            whole = moved[made].equation
+            moved[made] = Planned(whole, True, [None] * len(whole.whole.invars), [None if is_moved else Merge()], inside=True)
+        elif is_moved:
+            moved[made] = keep_part(moved[made], variable)
+        if is_moved:
+            kinds[variable] = Local(level)
+            for place in readers[variable]:
+                move(moved[place].equation.whole.outvars[0], level, place, None)
+
+    for place, planned in enumerate(plan):
+        for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False):
+            if merge == Merge() and get_type(variable).dtype.itemsize >= 4:
+                move(variable, kinds[variable].level - 1, place, merge)
+    return moved
+
+
+def is_multiple(equation: Equation, variable: core.Var, kinds: dict[core.Var, Kind], level: int) -> bool:
+    """Whether an equation multiplies a value by what is the same everywhere, and known before its parts."""
+    others = [atom for atom in equation.whole.invars if atom is not variable]
+    if len(others) != len(equation.whole.invars) - 1 or get_dtype(equation.whole.outvars[0]) != get_dtype(variable):
+        return False
+    if equation.name in MOVES:
+        return not others
+    if equation.name not in ("mul", "dot_general"):
+        return False
+    known = [kinds[other] for other in list_variables(others)]
+    return all(isinstance(kind, Everywhere) and kind.level <= level for kind in known)
 
 
 def is_linear(equation: Equation) -> bool:

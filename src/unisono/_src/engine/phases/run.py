@@ -5,9 +5,10 @@ These are functions for what a shard computes, how shards' results become one, a
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -17,6 +18,7 @@ from jax import lax
 from jax.extend import core
 
 from unisono._src.engine.phases.analysis import Analysis
+from unisono._src.engine.phases.assembly import CutCalls
 from unisono._src.engine.phases.draws import DRAWS
 from unisono._src.engine.phases.kinds import (
     OPERATIONS,
@@ -71,7 +73,14 @@ class ShardPlace(NamedTuple):
 class PhasedStep:
     """An analysed step as pure functions."""
 
-    def __init__(self, analysis: Analysis, twins: Iterable[Twins], sizes: Sequence[int], keeps_rows: bool = False) -> None:
+    def __init__(
+        self,
+        analysis: Analysis,
+        twins: Iterable[Twins],
+        sizes: Sequence[int],
+        keeps_rows: bool = False,
+        cut_calls: CutCalls | None = None,
+    ) -> None:
         """Schedule an analysed step.
 
         Args:
@@ -79,9 +88,12 @@ class PhasedStep:
             twins: Those of each size of a shard.
             sizes: The rows of all shards that have some.
             keeps_rows: Whether rows that the step returns stay on the shards. Else they are gathered.
+            cut_calls: How programs read arrays that lie cut over devices, if there are any.
         """
         self.analysis = analysis
+        self._assembly = analysis.assembly
         self.sizes = tuple(sizes)
+        self._cut_calls = cut_calls
         schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
@@ -113,14 +125,20 @@ class PhasedStep:
     def compute_everywhere(self, stage: int, known: Values, totals: Sequence[Array]) -> Values:
         """Compute all values of a stage."""
         made = self._collect(stage - 1, totals, known) if stage else {}
+        all_known = collections.ChainMap(made, known)
+        after: list[Array] = []  # so that what is put together for one equation does not lie there before its turn
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
-            operands = [
-                atom.val if isinstance(atom, core.Literal) else made[atom] if atom in made else known[atom]
-                for atom in whole.invars
-            ]
-            made.update(zip(whole.outvars, bind(whole, operands), strict=True))
+            operands = [self._read(atom, all_known, after) for atom in whole.invars]
+            after = bind(whole, operands)
+            made.update(zip(whole.outvars, after, strict=True))
         return made
+
+    def _read(self, atom: Atom, known: Mapping[core.Var, Array], after: Sequence[Array]) -> Array:
+        """Read a value that is the same everywhere. What has to be put together is so after other arrays."""
+        if isinstance(atom, core.Literal):
+            return atom.val
+        return self._assembly.read(atom, known, after, self._cut_calls) if self._cut_calls else known[atom]
 
     def find_start(self, state: Sequence[Array]) -> Values:
         """Collect what is known before the step: constants and state."""
@@ -205,7 +223,8 @@ class PhasedStep:
             elif atom in values:
                 operands.append(values[atom])
             else:
-                value = known[atom]
+                own = [values[other] for other in list_variables(whole.invars) if other in values]
+                value = self._read(atom, known, own)
                 operands.append(value if layout is None else take_part(value, layout, self.analysis.twins.rows, start, size))
         key = id(shard), tuple(map(identify, operands))
         if key in done:  # by the equation that this one copies
@@ -248,7 +267,7 @@ class PhasedStep:
                 total = combine(merge.operation, [from_words(words, like) for words in total])
             base = self._bases.get(variable)
             total = total.astype(get_dtype(variable))
-            values[variable] = total if base is None else OPERATIONS[merge.operation](read(base, known), total)
+            values[variable] = total if base is None else OPERATIONS[merge.operation](self._read(base, known, [total]), total)
         for variable in phase.gathered:
             values[variable] = from_words(next(left_over), get_type(variable))
         for variable in phase.left:
@@ -278,8 +297,3 @@ def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:
 def describe_array(shape: Shape, variable: core.Var) -> PyTree:
     """Describe an array by its shape and the dtype of a variable."""
     return jax.ShapeDtypeStruct(shape, get_type(variable).dtype)
-
-
-def read(atom: Atom, known: Values) -> Array:
-    """Read an operand that is the same everywhere."""
-    return jnp.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]

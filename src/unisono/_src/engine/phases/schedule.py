@@ -97,14 +97,18 @@ class Schedule:
                 continue
             if planned.in_shards:
                 phase = min((self._due[v] - isinstance(analysis.kinds[v], Everywhere) for v in outputs), default=last - 1)
-                for variable in list_variables(planned.equation.whole.invars):
+                for variable in self._list_operands(planned):
                     self._need_in_shards(variable, phase, planned)
             else:
                 due = min((self._due[variable] for variable in outputs), default=last)
-                for variable in list_variables(planned.equation.whole.invars):
+                for variable in self._list_operands(planned):
                     self._need(variable, due, due - 1)
                     if isinstance(analysis.kinds[variable], Rows):
                         self._hand_on(variable, due - 1)
+
+    def _list_operands(self, planned: Planned) -> list[core.Var]:
+        """List the variables of an equation. In place of values that are put together there are those that they are made of."""
+        return list(self._analysis.assembly.list_sources(list_variables(planned.equation.whole.invars)))
 
     def stays(self, variable: core.Var) -> bool:
         """Whether a result of the step stays on the shards.
@@ -198,7 +202,7 @@ class Schedule:
                 self._sort_operands(self._analysis.own_parts[atom], number, walk)
                 walk.parts.setdefault(atom, self._analysis.own_parts[atom])
             else:
-                walk.reads[atom] = None
+                walk.reads |= dict.fromkeys(self._analysis.assembly.list_sources([atom]))
 
     def _list_everywhere(self, number: int) -> list[Planned]:
         return [planned for planned in self._analysis.plan if not planned.in_shards and number in self._list_due(planned)]
@@ -223,7 +227,5 @@ class Schedule:
                 before = self.phases[stage - 1]
                 made = [*before.merged, *before.gathered, *before.left, *made]
             carries.append([variable for variable in dict.fromkeys(made) if variable in wanted])
-            wanted |= dict.fromkeys(
-                v for planned in self.everywhere[stage] for v in list_variables(planned.equation.whole.invars)
-            )
+            wanted |= dict.fromkeys(v for planned in self.everywhere[stage] for v in self._list_operands(planned))
         return carries[::-1]

@@ -6,11 +6,13 @@ It holds weights, optimizer, statistics and running sums, on all devices of the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
+from unisono._src.engine.cut_arrays import CutArrays, is_cut
 from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.engine.state import State
 from unisono._src.engine.step import running_sums
@@ -44,6 +46,8 @@ class DeviceState:
     def __init__(self, placement: Placement) -> None:
         self._mesh = get_mesh(placement.devices)
         self._state: State = ()
+        self._cut = CutArrays()
+        """Weights that lie cut over the devices. Programs get their numbers, and leave them as they are."""
         self._buffers: dict[BufferLayout, PyTree] = {}
         """Running sums and what shards keep, by layout."""
         self._layout = BufferLayout()
@@ -62,6 +66,8 @@ class DeviceState:
     def work(self, work: StepBuffers) -> None:
         self._state = work.state
         self._buffers[self._layout] = tuple(work[1:])
+        if self._cut.places:
+            self._cut.note_call(flatten_state(work.state)[min(self._cut.places)])
         # The call was donated the old state, and so the arrays that were handed out: they share its memory.
         self._lent = ()
 
@@ -72,25 +78,54 @@ class DeviceState:
     @property
     def shapes(self) -> State:
         """The newest state, read for its shapes and dtypes alone."""
+        return self._put_cut(self._state)
+
+    @property
+    def known(self) -> State:
+        """The newest state as programs know it, with what stands for arrays that lie cut. It is read for shapes and dtypes alone."""
         return self._state
+
+    @property
+    def cut_places(self) -> frozenset[int]:
+        """The places of the arrays that lie cut over the devices."""
+        return self._cut.places
+
+    def _put_cut(self, state: State) -> State:
+        """Put the arrays that lie cut in place of their numbers."""
+        if not self._cut.places:
+            return state
+        leaves = flatten_state(state)
+        return group_arrays([self._cut.get(place, leaf) for place, leaf in enumerate(leaves)], state)
 
     @property
     def lead_state(self) -> State:
         """The newest state, on the lead."""
+        return self._put_cut(self.known_on_lead)
+
+    @property
+    def known_on_lead(self) -> State:
+        """The newest state on the lead, as programs know it."""
         return group_arrays(self._mesh.on_lead(flatten_state(self._state)), self._state)
 
-    def receive_state(self, state: State) -> bool:
+    def receive_state(self, state: State, list_unchanged: Callable[[], set[int]]) -> bool:
         """Take the state from Keras' loop. Say whether it differs from the last step's.
 
-        The loop passes back what it was given, unless a callback has assigned a variable.
+        The loop passes back what it was given, unless a callback has assigned a variable. Arrays that lie cut over the devices stay so
+        if they are among those that steps leave unchanged.
         """
         leaves = flatten_state(state)
         newest = self._list_newest(state)
         places = [number for number, array in enumerate(newest) if array is None]
         if self._state and not places:
             return False
-        away = [number for number in places if not self._mesh.is_everywhere(leaves[number])]
-        sent = self._mesh.put_everywhere([leaves[number] for number in away])  # what lies there is not sent: this takes time
+        cut = [number for number in places if is_cut(leaves[number], self._mesh)]
+        stays = list_unchanged().intersection(cut) if cut else set[int]()
+        self._cut.drop([number for number in places if number not in stays])
+        others = {number: self._cut.keep(number, leaves[number]) for number in stays}
+        # Through the host: JAX would put an array together by a collective, for which CPU devices may lack threads.
+        others |= {number: np.asarray(leaves[number]) for number in cut if number not in stays}
+        away = [number for number in places if number in others or not self._mesh.is_everywhere(leaves[number])]
+        sent = self._mesh.put_everywhere([others.get(number, leaves[number]) for number in away])  # what is there is not sent
         arrays = [leaf if array is None else array for leaf, array in zip(leaves, newest, strict=True)]
         for number, array in zip(away, sent, strict=True):
             arrays[number] = array
@@ -144,6 +179,7 @@ class DeviceState:
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
+        self._cut.drop(list(self._cut.places))
         self._state = ()
         self._buffers = {}
         self._lent = ()

@@ -11,6 +11,7 @@ from jax.extend import core
 
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.engine.phases.analysis import Analysis
+from unisono._src.engine.phases.assembly import CutCalls
 from unisono._src.engine.phases.interpreter import Shares, run_shards
 from unisono._src.engine.phases.kinds import Everywhere, Kind, Layout, Local, Rows
 from unisono._src.engine.phases.replica_code import copy_for_replicas
@@ -31,17 +32,21 @@ from unisono._src.engine.step.traced_step import (
     StepFunction,
     TracedStep,
 )
+from unisono._src.kernels.native.step_calls import call_come_after, call_put_together
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.placement import Placement
 from unisono._src.programs.operands import get_shape, get_type, list_variables
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
 from unisono._src.typing import Array, PyTree
 
+CUT_CALLS = CutCalls(call_put_together, call_come_after)
+
 
 class WholeStep:
     """A step of one replica, which runs as traced."""
 
     phases = 1
+    cut_places: frozenset[int] = frozenset()
 
     def __init__(self, traced: TracedStep) -> None:
         self._traced = traced
@@ -58,8 +63,10 @@ class WholeStep:
 class PhasedCut:
     """A step on batches of one kind, in phases."""
 
-    def __init__(self, traced: TracedStep, phased: PhasedStep) -> None:
+    def __init__(self, traced: TracedStep, phased: PhasedStep, cut_places: frozenset[int]) -> None:
         self._traced = traced
+        self.cut_places = cut_places
+        """The places of the state's arrays that lie cut over devices."""
         self._phased = phased
         self.phases = len(phased.phases)
 
@@ -133,27 +140,41 @@ class PhasedSteps:
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
         self._traced: dict[Hashable, TracedStep] = {}
 
-    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
-        """Find the step for a batch. It is traced and cut if it is new."""
-        key = self._inputs.kind(batch, batch.rows), batch_plan.sizes
+    def cut(
+        self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, cut_places: frozenset[int] = frozenset()
+    ) -> WholeStep | PhasedCut:
+        """Find the step for a batch. It is traced and cut if it is new.
+
+        `cut_places` are the places of the state's arrays that lie cut over devices.
+        """
+        key = self._inputs.kind(batch, batch.rows), batch_plan.sizes, cut_places
         if key not in self._cuts:
-            self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
+            self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state, cut_places)
         return self._cuts[key]
 
+    def list_unchanged(self, batch: GlobalBatch, state: State) -> set[int]:
+        """List the places of the state's arrays that steps of such batches leave as they are."""
+        program = self._trace(batch, batch.rows, state).program.jaxpr
+        places = range(len(jax.tree.leaves(state)))
+        return {place for place in places if program.outvars[place] is program.invars[place]}
+
     @spare_old_objects()
-    def _make_cut(self, batch: GlobalBatch, sizes: Sequence[int], state: State) -> WholeStep | PhasedCut:
+    def _make_cut(
+        self, batch: GlobalBatch, sizes: Sequence[int], state: State, cut_places: frozenset[int]
+    ) -> WholeStep | PhasedCut:
         traced = self._trace(batch, batch.rows, state)
         if self._has_one_replica:
             return WholeStep(traced)
         try:
-            return PhasedCut(traced, self._cut_twins(self._pair_any(traced, batch, sizes, state), batch, sizes, state))
+            twins = self._pair_any(traced, batch, sizes, state)
+            return PhasedCut(traced, self._cut_twins(twins, batch, sizes, state, cut_places), cut_places)
         except ProgramsDifferError as error:
             if len(sizes) > 1:  # the rows of one shard alone are all rows
                 self._function.refuse_other_programs(error)
             other = choose_traced(batch.rows, sizes)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
             whole = leave_whole(traced.program, shapes, batch.rows, other)
-            return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state))
+            return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state, cut_places), cut_places)
 
     def _pair_any(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
         """Pair the batch's program with another size's, as twins.
@@ -172,11 +193,13 @@ class PhasedSteps:
                 reason = error
         raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
 
-    def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
+    def _cut_twins(
+        self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State, cut_places: frozenset[int]
+    ) -> PhasedStep:
         """Cut the step of a batch into shards of these sizes."""
         kinds = self._list_kinds(twins, batch, state)
         cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
-        analysis = Analysis(cut, kinds, len(sizes))
+        analysis = Analysis(cut, kinds, len(sizes), cut=cut_places)
         in_shards = analysis.list_in_shards()
         by_size: list[Twins] = []
         for size in set(sizes):
@@ -187,7 +210,7 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+        phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows, CUT_CALLS if cut_places else None)
         if len(sizes) > 1:  # the rows of one shard alone are all rows
             self._function.note_gathered(phased.list_gathered())
         return phased

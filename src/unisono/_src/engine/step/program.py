@@ -93,7 +93,7 @@ class StepProgram:
         self._alone = cast(WholeStep, cut)
         """The same, if it is a step of one replica."""
         self._replicas = replicas
-        self._digest_stage = DigestStage(replicas, is_recorded)
+        self._digest_stage = DigestStage(replicas, is_recorded, cut.cut_places)
         self.__name__ = name
 
     def __call__(

@@ -74,15 +74,15 @@ class ProgramCalls:
 
     def prepare(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Select the kind of the next steps and count its phases."""
-        state = self._device_state.shapes
-        cut = self._cut = self._cutter.cut(batch, batch_plan, state)
+        state = self._device_state
+        cut = self._cut = self._cutter.cut(batch, batch_plan, state.shapes, state.cut_places)
         if cut not in self._programs:
             function = StepProgram(self._name, cut, self._placement.replicas, self._is_recorded)
             note_traced = self._note_traced if self._placement.processes else None
             self._functions[cut] = function
             rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
             self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
-        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
+        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state.known))
         return cut.phases
 
     def adds_up(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:

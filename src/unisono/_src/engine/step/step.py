@@ -59,7 +59,7 @@ class Step:
         self._has_state = False
         self._wants_assigned = any(observer.wants_assigned for observer in observers)
         self._has_phases_run = any(observer.runs_phases for observer in observers)
-        self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
+        self._find_digest_program = functools.cache(functools.partial(make_digest_program, placement.lead.platform))
         self._call = ProgramCalls(
             name, self._cutter, placement, self._inputs, self._device_state, self._wants_digests, exchange.adds_in_programs
         )
@@ -93,7 +93,7 @@ class Step:
             number = get_step_count().steps
             unwatched = min([len(batches), *[observer.count_unwatched(number) for observer in self.observers]])
             now, batches = batches[: max(1, unwatched)], batches[max(1, unwatched) :]
-            self._receive_state(state)
+            self._receive_state(state, now[0])
             if not unwatched:
                 self._open_watched(number, now[0])
             try:
@@ -105,16 +105,18 @@ class Step:
             if batches:
                 state = self.state
 
-    def _receive_state(self, state: State) -> None:
-        """Bring the state to the devices."""
+    def _receive_state(self, state: State, batch: GlobalBatch) -> None:
+        """Bring the state to the devices, for steps of such batches."""
         assigned = self._device_state.list_assigned(state) if self._wants_assigned else []
-        is_other = self._device_state.receive_state(state)
+        list_unchanged = functools.partial(self._cutter.list_unchanged, batch, state)
+        is_other = self._device_state.receive_state(state, list_unchanged)
         self._has_state = True
         for observer in self.observers:
             observer.take_state(StartState(is_other, assigned, lambda: self._device_state.lead_state, self._digest_state))
 
     def _digest_state(self) -> Array:
-        return self._digest_program(self._mesh.lead, None, self._device_state.lead_state)
+        program = self._find_digest_program(self._device_state.cut_places)
+        return program(self._mesh.lead, None, self._device_state.known_on_lead)
 
     def _open_watched(self, number: int, batch: GlobalBatch) -> None:
         """Show a step to the observers before it reads rows."""
@@ -162,7 +164,8 @@ class Step:
 
     def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
         """Make what describes a replica's outputs, by its rows, of the last step. It was of this batch."""
-        return self._cutter.cut(batch, self._plan_of(batch), self._device_state.shapes).describe_outputs
+        state = self._device_state
+        return self._cutter.cut(batch, self._plan_of(batch), state.shapes, state.cut_places).describe_outputs
 
     @property
     def has_own_logs(self) -> bool:
@@ -189,3 +192,8 @@ class Step:
             most = self._inputs.count_steps(same[0], whole.size) if whole else 1
             for start in range(0, len(same), most):
                 yield same[start : start + most]
+
+
+def make_digest_program(platform: str, cut_places: frozenset[int]) -> DeviceProgram:
+    """Make a program that digests a state on one device."""
+    return DeviceProgram(rewrite_function(functools.partial(digest_state, cut_places=cut_places), platform))

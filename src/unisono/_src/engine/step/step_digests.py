@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from unisono._src.engine.cut_arrays import read_digest
 from unisono._src.engine.digest import LANES, digest_in_program
 from unisono._src.engine.state import UNTOLD_LOSS, State
 from unisono._src.engine.step import step_digests
@@ -35,16 +36,24 @@ def make_room(steps: int, parts: int) -> StepDigests:
     return StepDigests(jnp.zeros((steps, parts, LANES), jnp.uint32), jnp.zeros(steps, jnp.float32))
 
 
-def put_step(digests: StepDigests, number: Array, arrays: Sequence[Array], loss: Array) -> StepDigests:
+def put_step(
+    digests: StepDigests, number: Array, arrays: Sequence[Array], loss: Array, cut_places: frozenset[int] = frozenset()
+) -> StepDigests:
     """Write the digests of one more step."""
     number_of_loss = loss.astype(jnp.float32).reshape(()) if loss.size == 1 else jnp.asarray(UNTOLD_LOSS)
     return StepDigests(
-        update_index(digests.digests, digest_arrays(arrays), number, 0), update_index(digests.losses, number_of_loss, number, 0)
+        update_index(digests.digests, digest_arrays(arrays, cut_places), number, 0),
+        update_index(digests.losses, number_of_loss, number, 0),
     )
 
 
-def digest_arrays(arrays: Sequence[Array]) -> Array:
-    """Compute the digests (array, lane) of arrays."""
+def digest_arrays(arrays: Sequence[Array], cut_places: frozenset[int] = frozenset()) -> Array:
+    """Compute the digests (array, lane) of arrays. Those of arrays that lie cut are known."""
+    if cut_places:
+        digests = digest_arrays([array for place, array in enumerate(arrays) if place not in cut_places])
+        for place in sorted(cut_places.intersection(range(len(arrays)))):
+            digests = jnp.insert(digests, place, read_digest(arrays[place]), 0)
+        return digests
     if not uses_kernels():
         return jnp.stack([digest_in_program(array.ravel()) for array in arrays])
     distinct = {id(array): array for array in arrays}
@@ -55,8 +64,9 @@ def digest_arrays(arrays: Sequence[Array]) -> Array:
 class DigestStage:
     """The stage of one program. Its digests are a list of one item, or of none where steps are not recorded."""
 
-    def __init__(self, replicas: int, is_recorded: bool) -> None:
+    def __init__(self, replicas: int, is_recorded: bool, cut_places: frozenset[int]) -> None:
         self._replicas = replicas
+        self._cut_places = cut_places
         self.is_on = is_recorded
 
     def make_room(self, like: StepEnd, batches: PyTree) -> list[StepDigests]:
@@ -71,10 +81,12 @@ class DigestStage:
 
         A loop keeps them apart: they must not change how the step is computed.
         """
-        arrays = [*end.gradients, *list_state_arrays(end.state)]
+        first, arrays = len(end.gradients), [*end.gradients, *list_state_arrays(end.state)]
 
         def put(_: Array, digests: StepDigests) -> StepDigests:
-            return step_digests.put_step(digests, number, arrays, end.loss)
+            return step_digests.put_step(
+                digests, number, arrays, end.loss, frozenset(first + place for place in self._cut_places)
+            )
 
         return [fori_loop(0, is_finished, put, one) for one in digests]
 
@@ -84,6 +96,6 @@ def list_state_arrays(state: State) -> list[Array]:
     return [array for group in state[:-1] for array in group]
 
 
-def digest_state(state: State) -> Array:
-    """Digest the recorded arrays of a state."""
-    return step_digests.digest_arrays(list_state_arrays(state))
+def digest_state(state: State, cut_places: frozenset[int] = frozenset()) -> Array:
+    """Digest the recorded arrays of a state. At the cut places is what stands for arrays that lie cut."""
+    return step_digests.digest_arrays(list_state_arrays(state), cut_places)

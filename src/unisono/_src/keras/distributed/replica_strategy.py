@@ -42,8 +42,10 @@ class ReplicaStrategy(OwningStrategy):
     agreement = Agreement()
     """The agreement of the processes that run the replicas. By default this process runs all."""
 
-    def __init__(self, deterministic: bool, is_number_of_machine: bool, verify: float | None = None) -> None:
-        super().__init__(deterministic)
+    def __init__(
+        self, deterministic: bool, is_number_of_machine: bool, verify: float | None = None, shard: str | None = None
+    ) -> None:
+        super().__init__(deterministic, shard)
         self.verify = verify
         """The share of steps that are verified; None where none is asked for."""
         self._to_announce = is_number_of_machine

@@ -12,6 +12,7 @@ from unisono._src.engine.global_batch import GlobalBatch, as_global_batch
 from unisono._src.engine.state import State
 from unisono._src.keras.checks import refusals
 from unisono._src.keras.checks.jax_errors import check_optimizer_attributes, explain_step_errors
+from unisono._src.keras.cut_weights import place_weights
 from unisono._src.keras.data.source_warnings import SmallBatches
 from unisono._src.keras.fit.bond import Bond
 from unisono._src.keras.fit.steps_per_call import BatchGroup
@@ -125,6 +126,7 @@ class StepFunction:
 
     def _make_step(self) -> ModelSteps | PredictStep:
         refusals.check_before_first_step(self._model, self._strategy)
+        place_weights(self._model, self._strategy, trains=self._mode == "train")
         if self._eager:
             option = find_eager_option(self._model)
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"

@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 import keras
 from jax import Array
+from jax.sharding import Sharding
 from keras.src import backend
 
 from unisono._src.keras.private.instances import set_untracked
+from unisono._src.typed_jax import device_put
 from unisono._src.typing import AnyArray, Values
 
 State: TypeAlias = tuple[Values, ...]
@@ -114,6 +116,18 @@ def set_raw_values(variables: Sequence[keras.Variable], values: Sequence[Array])
     """Set the variables' arrays, of unchanged shapes and dtypes. The new arrays were computed from the old ones."""
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
+
+
+def place_value(variable: keras.Variable, sharding: Sharding | None) -> None:
+    """Move a variable's value, and let it stay so when it is assigned. None lets the next value lie where it is made."""
+    variable._layout = sharding
+    if sharding is not None and has_value(variable):
+        variable._value = device_put(variable._value, sharding)
+
+
+def find_layout(variable: keras.Variable) -> object:
+    """Find how a variable's values are to lie on devices. None if nothing is said of it."""
+    return variable._layout
 
 
 class RecordingScope(keras.StatelessScope):

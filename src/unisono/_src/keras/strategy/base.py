@@ -25,6 +25,8 @@ from unisono._src.keras.strategy.device_arguments import (
     DeviceChoice,
     StrategyArguments,
     check_arguments,
+    check_sharded_part,
+    check_sharded_placement,
     check_verified_placement,
     check_verified_share,
     find_devices,
@@ -57,6 +59,7 @@ class Strategy(ReplicaStrategy):
             no fixed order; fingerprints of such runs say so.
         verify: The share of steps in which one replica's contribution is computed again on another device and compared, as 1/100. A device
             that computes other bits is named.
+        shard: "frozen" cuts weights that are not trained over the devices. Each is put together while it is read.
 
     Example:
         >>> import unisono as un
@@ -79,6 +82,7 @@ class Strategy(ReplicaStrategy):
         accumulate: int | None = None,
         deterministic: bool = True,
         verify: float | None = None,
+        shard: str | None = None,
     ) -> None:
         warn_of_misspelt_variables()
         given = override_placement(devices, replicas, accumulate)
@@ -93,7 +97,10 @@ class Strategy(ReplicaStrategy):
                 runtime.make_cpu_devices(self._arguments.devices)
             runtime.set_fewest_threads()
         self._meet_others()
-        super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
+        shard = None if is_devices_overridden() else shard  # an audit compares on one device too
+        check_sharded_part(type(self).__name__, shard)
+        is_number_of_machine = given.devices is None and given.replicas is None and self._uses_all_devices
+        super().__init__(deterministic, is_number_of_machine, verify, shard)
         self._runs = FunctionCache(self)
         # If JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
         if has_jax_started() or not self.agreement.is_alone:
@@ -108,6 +115,7 @@ class Strategy(ReplicaStrategy):
                 runtime.use_one_thread()
         placement = self._place(devices, self._arguments)
         check_verified_placement(type(self).__name__, self.verify, placement)
+        check_sharded_placement(type(self).__name__, self.shard, placement)
         runtime.check_threads()
         return placement
 

@@ -14,11 +14,15 @@ import jax
 
 from unisono._src import near_names
 from unisono._src.engine.xla import determinism
+from unisono._src.kernels.native.library import load_kernels
 from unisono._src.placement import Placement
 from unisono._src.processes import names
 from unisono._src.typing import UserObject
 
 DeviceChoice: TypeAlias = int | Sequence[jax.Device] | jax.sharding.Mesh | None
+
+FROZEN = "frozen"
+"""The value of `shard` that cuts weights which are not trained."""
 
 NAME = re.compile(r"(?:.*/)?(?:device:)?(?P<kind>cpu|gpu|tpu):(?P<number>\d+)", re.IGNORECASE)
 """TensorFlow's names of devices, which programs for `tf.distribute` pass to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
@@ -95,6 +99,30 @@ def check_verified_placement(strategy: str, verify: float | None, placement: Pla
             f"{strategy} received verify={verify:g} with one device in this process. A contribution is computed again on another device of the "
             f"process, or by another process where each has one device: write devices=2 or more, or leave verify out."
         )
+
+
+def check_sharded_part(strategy: str, shard: UserObject) -> None:
+    """Refuse a `shard` that names no part of the state."""
+    if shard not in (None, FROZEN):
+        raise ValueError(
+            f"{strategy} received shard={shard!r}; it is the part of the state that lies cut over the devices. Write shard={FROZEN!r}, "
+            f"for the weights that are not trained, or leave it out."
+        )
+
+
+def check_sharded_placement(strategy: str, shard: str | None, placement: Placement) -> None:
+    """Refuse a placement whose programs cannot put weights together."""
+    if shard is None:
+        return
+    platforms = sorted({device.platform for device in placement.devices} - {"cpu"})
+    if platforms:
+        raise ValueError(
+            f"{strategy} received shard={shard!r} for devices of the kind {platforms[0]}. So far weights lie cut over CPU devices alone: "
+            f"leave shard out."
+        )
+    kernels = load_kernels()
+    if kernels.level is None:
+        raise ValueError(f"{strategy} received shard={shard!r}, which takes native kernels. Here are none: {kernels.reason}.")
 
 
 def as_whole_number(name: str, value: UserObject) -> UserObject:

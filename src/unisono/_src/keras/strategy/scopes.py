@@ -11,6 +11,7 @@ import keras
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.checks import refusals
 from unisono._src.keras.checks.jax_errors import explain_read_attributes
+from unisono._src.keras.cut_weights import cut_new_weight
 from unisono._src.keras.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.keras.fit.keras_hooks import bind_trainer
 from unisono._src.keras.loop import tf_names
@@ -44,6 +45,8 @@ def own_created(created: TrackedObject) -> None:
     """
     if SCOPES.innermost is not None:  # else another thread is in a scope
         SCOPES.innermost.owned.add(created)
+        if isinstance(created, keras.Variable):
+            cut_new_weight(created, SCOPES.innermost)
         if isinstance(created, keras.metrics.Metric):
             tf_names.add_reset_states(created)
         if isinstance(created, keras.optimizers.Optimizer):

@@ -59,6 +59,46 @@ def has_group(number: int) -> bool:
     return library is not None and bool(library.unisono_has_group(ctypes.c_int32(number)))
 
 
+def call_put_together(number: Array, like: jax.ShapeDtypeStruct, after: Sequence[Array]) -> Array:
+    """Put an array together that lies cut over the devices of the process.
+
+    Args:
+        number: Its number, from `keep_cut_array`, as an array of one element.
+        like: Its shape and dtype.
+        after: Arrays that are there before it is put together.
+    """
+    return jax.ffi.ffi_call("unisono_put_together", like)(number, *after)
+
+
+def call_come_after(array: Array, after: Sequence[Array]) -> Array:
+    """Hand an array on when others are there. What is computed of the result is computed for its readers alone."""
+    like = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    return jax.ffi.ffi_call("unisono_come_after", like, input_output_aliases={0: 0})(array, *after)
+
+
+def keep_cut_array(parts: Sequence[int], blocks: int, block_bytes: int) -> int:
+    """Make an array known to programs that lies cut over devices. The result is its number.
+
+    Args:
+        parts: The addresses of its parts. They stay there until the array is dropped.
+        blocks: The array is so many blocks behind each other. Each block has a run of every part, in their order.
+        block_bytes: The bytes of a run.
+    """
+    library = load_in_use()
+    assert library is not None  # the programs that read it have been compiled with kernels
+    addresses = (ctypes.c_void_p * len(parts))(*parts)
+    return library.unisono_keep_cut_array(
+        addresses, ctypes.c_int64(len(parts)), ctypes.c_int64(blocks), ctypes.c_int64(block_bytes)
+    )
+
+
+def drop_cut_array(number: int) -> None:
+    """Forget an array that lies cut over devices. No program that reads it may run any more."""
+    library = load_in_use()
+    if library is not None:
+        library.unisono_drop_cut_array(ctypes.c_int32(number))
+
+
 def call_digest(arrays: Sequence[Array], parts: Sequence[tuple[int, int, int]]) -> Array:
     """Digest parts of arrays, each given as (array, first element, elements). The result is (part, lane)."""
     result = jax.ShapeDtypeStruct((len(parts), 2), np.uint32)

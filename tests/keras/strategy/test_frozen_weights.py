@@ -1,0 +1,123 @@
+"""Weights that are not trained lie cut over the devices: where they lie does not change a bit."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import frozen_nets
+import unisono as un
+from sizes import mostly_slow
+from unisono._src.engine.state import get_step_count
+from unisono._src.keras.record.run_recorder import get_recorder
+from unisono._src.tools.records import read_run_record
+
+ROWS = 21
+"""Two batches of eight rows and one of five: replicas of two rows, of one, and of none."""
+
+COMBINATIONS = [
+    *((net, optimizer, None) for net in frozen_nets.NETS for optimizer in ("adamw", "sgd", "muon", "adafactor", "scaled")),
+    *((net, "adamw", "mixed_bfloat16") for net in frozen_nets.NETS),
+]
+
+
+def train(devices: int, net: str, optimizer: str = "adamw", **options: object) -> tuple[str, list[float], keras.Model]:
+    strategy = un.MirroredStrategy(devices=devices, replicas=4, **options)
+    model = frozen_nets.build(strategy, net, optimizer)
+    x, y = frozen_nets.NETS[net].draw(ROWS), frozen_nets.draw_labels(ROWS)
+    logs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:8], y[:8]), validation_batch_size=8).history
+    outputs = model.predict(x[:8], batch_size=8, verbose=0)
+    return un.fingerprint(model), [*logs["loss"], *logs["val_loss"], *outputs.ravel().tolist()], model
+
+
+@pytest.mark.parametrize(
+    ("net", "optimizer", "policy"),
+    mostly_slow(COMBINATIONS, ("attention", "adamw", None), ("convolutions", "sgd", None), ("quantized", "adamw", None)),
+)
+def test_bits_are_those_of_whole_weights(net: str, optimizer: str, policy: str | None) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy or "float32")
+    try:
+        whole = train(1, net, optimizer)
+        for devices in (2, 4):
+            cut = train(devices, net, optimizer, shard="frozen")
+            assert cut[:2] == whole[:2]
+            assert frozen_nets.count_cut(cut[2]) == frozen_nets.NETS[net].cut
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def test_records_are_those_of_whole_weights(tmp_path) -> None:
+    x, y = frozen_nets.NETS["convolutions"].draw(16), frozen_nets.draw_labels(16)
+    steps, ends = [], []
+    for place, (devices, options) in enumerate([(1, {}), (4, {"shard": "frozen"})]):
+        get_step_count().steps = 0
+        model = frozen_nets.build(un.MirroredStrategy(devices=devices, replicas=4, **options), "convolutions")
+        folder = tmp_path / f"record{place}"
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[un.callbacks.Record(folder)])
+        get_recorder().stop()
+        steps.append([(step.loss, step.row_digests, step.digests) for step in read_run_record(folder).steps.values()])
+        ends.append(un.fingerprint(model))
+    assert steps[0] == steps[1]
+    assert ends[0] == ends[1]
+
+
+def test_loops_leave_frozen_weights_cut(tmp_path) -> None:
+    def run(devices: int, **options: object) -> tuple[str, int]:
+        strategy = un.MirroredStrategy(devices=devices, replicas=4, **options)
+        model = frozen_nets.build(strategy, "convolutions", "sgd")
+        if devices > 1:  # assigned values lie cut as well
+            model.load_weights(tmp_path / "whole.weights.h5")
+        else:
+            model.save_weights(tmp_path / "whole.weights.h5")
+        x, y = frozen_nets.NETS["convolutions"].draw(8), frozen_nets.draw_labels(8)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+        def step(x, y):
+            compute = lambda: un.compute_average_loss(loss(y, model(x, training=True)), global_batch_size=8)
+            value, gradients = un.value_and_grad(compute, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        losses = [
+            float(strategy.reduce("SUM", strategy.run(step, args=batch)))
+            for _ in range(2)
+            for batch in strategy.distribute_dataset((x, y), batch_size=8)
+        ]
+        return (un.fingerprint(model), *losses), frozen_nets.count_cut(model)
+
+    (whole, none), (cut, all_cut) = run(1), run(4, shard="frozen")
+    assert cut == whole
+    assert (none, all_cut) == (0, 2)
+
+
+def test_steps_that_are_not_compiled_read_cut_weights() -> None:
+    model = frozen_nets.build(un.MirroredStrategy(devices=2, replicas=2, shard="frozen"), "quantized")
+    model.run_eagerly = True
+    x, y = frozen_nets.NETS["quantized"].draw(4), frozen_nets.draw_labels(4)
+    with pytest.warns(UserWarning, match="runs on"):
+        assert np.isfinite(model.train_on_batch(x, y)[0])
+
+
+@pytest.mark.parametrize(
+    ("devices", "freezes", "reason"),
+    [
+        (1, True, "there is one device"),
+        (2, False, "it is trained"),
+        (3, True, r"3 devices divide none of the axes \(64, 256\)"),
+    ],
+)
+def test_what_saves_nothing_is_refused(devices: int, freezes: bool, reason: str) -> None:
+    strategy = un.MirroredStrategy(devices=devices, replicas=6, shard="frozen")
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(4)])
+    model.layers[0].trainable = not freezes
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=f"saves nothing here.*\n    sequential.*/dense.*/kernel: 65,536 bytes; {reason}"):
+        model.fit(np.zeros((6, 64)), np.zeros((6, 4)), batch_size=6, verbose=0)
+
+
+def test_other_parts_are_refused() -> None:
+    with pytest.raises(ValueError, match="received shard='weights'; it is the part of the state .* Write shard='frozen'"):
+        un.MirroredStrategy(devices=2, shard="weights")
