@@ -125,6 +125,7 @@ matrix: $(VENV)-all/made
 # One at a time: the long runs load the machine by themselves.
 soak: $(VENV)-all/made
 	UNISONO_SOAK=full $(VENV)-all/bin/python -m pytest -m soak --timeout 0 $(ARGS)
+	UNISONO_SOAK=full $(MAKE) ray ARGS="-m soak --timeout 0"
 
 # Alone on the machine.
 bench: $(VENV)-bench/made
