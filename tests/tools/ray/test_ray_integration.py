@@ -54,6 +54,26 @@ def test_one_and_two_workers_and_a_killed_one_have_the_bits_of_a_process_without
     assert result["files"] == ["arrays.npz", "record.json"]
 
 
+def test_what_goes_wrong_on_ray_is_said_and_nothing_is_lost(run_on_ray, tmp_path):
+    """The first worker, which the others connect to, is lost, and the next run goes on from the checkpoint."""
+    done = run_on_ray(HERE / "fail_on_ray.py", str(tmp_path), timeout=400)
+    result = json.loads(done.stdout.splitlines()[-1])
+    texts = {
+        "no folder": r"un\.ray\.Trainer cannot write to RunConfig\(name='nowhere', storage_path='.*/file/runs'\): .*Not a directory.* Nothing was "
+        r"started\. Write storage_path= with a folder or an address to which all nodes may write",
+        "fewer replicas": r"received replicas=1 in 2 processes, .* Write replicas=2 or more, or start fewer processes\.",
+        "lost coordinator": r"The run has lost worker 0 .*without an error of Python, .*FailureConfig\(max_failures=0\) is how often Ray "
+        r"starts the workers again: write max_failures=3, .* What was saved is in RunConfig\(name='lost', .* goes on from the last checkpoint\.",
+        "taken away": r"The checkpoint \w+.* was not written to .*taken away\. It lies in .* on this machine, .* Write RunConfig\(storage_path=",
+    }
+    for what, text in texts.items():
+        assert re.search(text, result["said"][what], re.DOTALL), result["said"][what]
+    waited, came = done.stderr.partition("a node comes")[::2]
+    assert "ScalingConfig asks for 2 of them, each with {'CPU': 1}; the nodes of this cluster have room for 1," in waited
+    assert "no workers run" not in came
+    assert len(set(result["fingerprints"])) == 1
+
+
 def test_the_example_gets_a_node_and_loses_a_worker_and_no_bit(run_on_ray, tmp_path):
     pytest.importorskip("sklearn")
     done = run_on_ray(ROOT / "examples/ray_fit.py", "--folder", str(tmp_path), timeout=400)
