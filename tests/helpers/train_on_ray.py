@@ -13,6 +13,7 @@ import ray_training  # before keras
 
 # isort: split
 import fsspec
+import jax
 import pyarrow.fs
 import ray.data
 
@@ -22,7 +23,9 @@ FOLDER = pathlib.Path(sys.argv[-1])
 KILLED_AT = 5
 
 
-def note_gpus_and_kill(folder, rank):
+def note_worker_and_kill(folder, rank):
+    programs = pathlib.Path(jax.config.jax_compilation_cache_dir)
+    (folder / f"programs of start {int((folder / 'killed').exists())}").write_text(f"{programs} {len(list(programs.iterdir()))}")
     (folder / f"GPUs of {rank}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
     return ray_training.kill_worker(1, KILLED_AT)(folder, rank)
 
@@ -33,11 +36,12 @@ def main():
     rows = un.ray.Dataset(ray.data.from_items(items, override_num_blocks=5), x="x", y="y", batch_size=ray_training.BATCH)
     one = ray_training.run("one", FOLDER, 1, rows=rows)
     by_fsspec = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("file")))
-    two = ray_training.run("two", FOLDER, 2, use_gpu=True, filesystem=by_fsspec, happens=note_gpus_and_kill)
+    two = ray_training.run("two", FOLDER, 2, use_gpu=True, filesystem=by_fsspec, happens=note_worker_and_kill)
     ray_training.stop_cluster(cluster)
     result = {
         "fingerprints": [ray_training.train({}), one.return_value, two.return_value],
         "killed": (FOLDER / "killed").exists(),
+        "programs": [(FOLDER / f"programs of start {start}").read_text().split() for start in range(2)],
         "GPUs": [(FOLDER / f"GPUs of {rank}").read_text() for rank in range(2)],
         "metrics": {name: value for name, value in two.metrics.items() if name != "loss"},
         "storage": two.checkpoint.filesystem.type_name,

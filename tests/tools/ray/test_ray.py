@@ -21,7 +21,7 @@ import unisono as un
 from broken_off import BATCH, STEPS, BreakOff, BrokenOffError, Stateless, X, Y, fit, model_on
 from trainings import on
 from unisono._src.processes.environments.precedence import describe_by_agreeing
-from unisono._src.tools.ray import backup, dataset, room, trainer
+from unisono._src.tools.ray import backup, dataset, kept_programs, room, trainer
 
 
 class Storage:
@@ -110,6 +110,48 @@ def test_a_worker_learns_of_the_others(ray, tmp_path, monkeypatch, workers, rank
     assert config == {"rate": 1}
     assert (cluster.processes, cluster.process) == (processes, rank)
     assert re.fullmatch(address, str(cluster.coordinator))
+
+
+@pytest.mark.parametrize("named", ["", "by the user"])
+def test_a_worker_that_is_started_again_finds_its_programs(ray, monkeypatch, named):
+    """Its folder is removed when the function has ended, and not if it has failed."""
+    monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "cpu"})
+    found = []
+
+    def train(fails):
+        folder = pathlib.Path(jax.config.jax_compilation_cache_dir)
+        found.append(folder)
+        if not named:
+            assert folder.stat().st_mode & 0o777 == 0o700
+            (folder / "a program").touch()
+        assert not fails
+
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", named)
+        with pytest.raises(AssertionError):
+            trainer.connect_before(train)(True)
+        kept = [path.exists() for path in found]
+        jax.config.update("jax_compilation_cache_dir", named)  # in another process
+        trainer.connect_before(train)(False)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert found[0] == found[1]
+    assert (kept, found[1].exists()) == ([not named], False)
+    assert not named or found == [pathlib.Path(named)] * 2
+
+
+def test_programs_of_others_are_not_run(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    for name in ("open", "link", "missing/parent"):
+        with pytest.warns(
+            UserWarning, match=rf"compile their programs again: .*{name} is no folder of this user .* JAX_COMPILATION_CACHE_DIR"
+        ):
+            assert not kept_programs.make_private(tmp_path / name)
+    assert kept_programs.make_private(tmp_path / "mine")
 
 
 @pytest.mark.parametrize(("gpus", "platforms"), [([], ["cpu"]), (["1"], [])])

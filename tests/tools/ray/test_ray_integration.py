@@ -20,6 +20,8 @@ pytestmark = [
 ROOT = pathlib.Path(__file__).parents[3]
 QUICK = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10", "JAX_PLATFORMS": "cpu"}
 """Ray takes a report each two seconds otherwise, and waits a minute for a node that is lost."""
+ALL_PROGRAMS = {"JAX_COMPILATION_CACHE_DIR": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+"""Workers keep programs where the trainer says, also those that are compiled quickly."""
 ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray listens at the address of the machine otherwise."""
 EVENTS = int(os.environ.get("UNISONO_EVENTS", 20 if FULL else 2))
@@ -33,7 +35,9 @@ def run_on_ray(tmp_path):
 
     def run(script: pathlib.Path, *args: str, timeout: float) -> subprocess.CompletedProcess[str]:
         try:
-            done = user_python(str(script), *args, timeout=timeout, **QUICK, **ON_LOOPBACK, **{MARK: str(tmp_path)})
+            done = user_python(
+                str(script), *args, timeout=timeout, **QUICK, **ON_LOOPBACK, **ALL_PROGRAMS, **{MARK: str(tmp_path)}
+            )
         finally:
             left = end_marked(str(tmp_path))
         assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-5000:])
@@ -48,6 +52,9 @@ def test_one_and_two_workers_and_a_killed_one_have_the_bits_of_a_process_without
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(set(result["fingerprints"])) == 1
     assert result["killed"]
+    folders, counts = zip(*result["programs"], strict=True)
+    assert int(counts[1]) > 0  # those of the first start
+    assert [folder for folder in folders if pathlib.Path(folder).exists()] == []
     assert result["GPUs"] == ["0", "1"]
     assert result["metrics"] == {"epoch": 2, "step": 0}
     assert result["storage"].startswith("py::fsspec")

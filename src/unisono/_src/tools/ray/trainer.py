@@ -20,6 +20,8 @@ from unisono._src.processes import names
 from unisono._src.processes.environments.environment import join_address
 from unisono._src.processes.launch.worker_environment import LOOPBACK
 from unisono._src.tools.ray.installed import import_ray
+from unisono._src.tools.ray.kept_programs import keep_programs
+from unisono._src.tools.ray.local_folder import find_local_folder
 from unisono._src.tools.ray.room import make_room_callback
 
 TrainFunction: TypeAlias = Callable[..., object]
@@ -141,7 +143,9 @@ def connect_before(train: TrainFunction) -> TrainFunction:
     @functools.wraps(train)
     def connect_and_train(*args: Any) -> object:
         prepare_worker()
-        return train(*args)
+        storage = import_ray().train.get_context().get_storage()
+        with keep_programs(find_local_folder(storage, "programs")):
+            return train(*args)
 
     return connect_and_train
 
