@@ -104,3 +104,14 @@ def test_workers_killed_and_nodes_that_come_and_go_at_random_moments(run_on_ray,
     assert done.stdout.count("event: ") == EVENTS
     assert set(result["fingerprints"]) == {result["alone"]}, done.stdout
     assert set(result["addresses"]) <= LOOPBACK
+
+
+def test_the_time_of_a_restart_and_of_a_resize_is_measured(run_on_ray):
+    done = run_on_ray(ROOT / "benchmarks/recovery.py", "1", "--ray", timeout=400)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["on Ray", *(f"{moment}, s" for moment in ("process", "function", "connected", "restored", "next step"))]
+    for row in rows[2:]:
+        seconds = [float(cell) for cell in row[1:]]
+        assert seconds == sorted(seconds)
+        assert seconds[0] > 0
+    assert len(rows) == 4
