@@ -87,8 +87,7 @@ packages: $(VENV)-packages/layer.stamp
 	$(VENV)-packages/bin/$(PYTEST) -m packages tests/promise $(ARGS)
 
 # Trainings on a Ray of this machine, one after another.
-ray: $(VENV)-ray/layer.stamp
-	$(VENV)-ray/bin/python -m pip install --quiet --no-compile --constraint constraints-ray.txt 'ray[train]'
+ray: $(VENV)-ray/made
 	$(VENV)-ray/bin/python -m pytest tests/tools/ray $(ARGS)
 
 # Keras' package brings them.
@@ -125,6 +124,7 @@ matrix: $(VENV)-all/made
 # One at a time: the long runs load the machine by themselves.
 soak: $(VENV)-all/made
 	UNISONO_SOAK=full $(VENV)-all/bin/python -m pytest -m soak --timeout 0 $(ARGS)
+	UNISONO_SOAK=full $(MAKE) ray ARGS="-m soak --timeout 0"
 
 # Alone on the machine.
 bench: $(VENV)-bench/made
@@ -170,6 +170,10 @@ $(VENV)-%/layer.stamp: $(VENV)/dev.stamp
 	$(PYTHON) -m venv --clear $(@D)
 	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/layer.pth
+	@touch $@
+
+$(VENV)-ray/made: $(VENV)-ray/layer.stamp constraints-ray.txt
+	$(@D)/bin/python -m pip install --quiet --no-compile --constraint constraints-ray.txt 'ray[train]'
 	@touch $@
 
 $(VENV)-compat/made: $(VENV)-compat/layer.stamp

@@ -32,6 +32,7 @@ TITLES = {
     "recording": "What a record of each step costs a training",
     "verification": "What it costs to verify each step",
     "recovery": "From the failure of a process to the next finished step",
+    "recovery on ray": "On Ray: from the loss of a worker, or from the last step before a resize, to the next finished step",
 }
 """The title of each part, by the name of its JSON."""
 

@@ -1,10 +1,12 @@
 """Measures the time from the failure of a process to the next finished step, under `unisono launch --restarts`.
 
-python benchmarks/recovery.py [ROUNDS] [--processes N] [--bound SECONDS]
+python benchmarks/recovery.py [ROUNDS] [--processes N] [--bound SECONDS] [--ray]
 
 A small MLP on N processes of this machine (2), saved every 5 steps. Process 1, or process 0, which is the coordinator too, is killed,
 stopped or raises after 12 steps. Prints seconds from there, medians over rounds: until all processes are gone and are started again,
 until the new ones have imported and connected, and until the first step that had not been done before is finished.
+
+--ray measures the same on Ray, which must be installed: a worker is killed, or a node comes (recovery_on_ray.py).
 """
 
 from __future__ import annotations
@@ -28,9 +30,18 @@ FAILS_AFTER = 12
 MOMENTS = ("started again", "connected", "next step")
 
 
-def write_note(directory: Path, what: str) -> None:
+def write_note(directory: Path, what: str, when: float | None = None) -> None:
     with (directory / "notes").open("a") as file:
-        file.write(f"{time.time()} {what}\n")
+        file.write(f"{when or time.time()} {what}\n")
+
+
+def read_notes(directory: Path) -> dict[str, list[float]]:
+    """Read when each thing that was noted has happened."""
+    at: dict[str, list[float]] = {}
+    for line in (directory / "notes").read_text().splitlines():
+        when, what = line.split(" ", 1)
+        at.setdefault(what, []).append(float(when))
+    return at
 
 
 def train_and_fail(directory: Path, kind: str, process: int) -> None:
@@ -89,10 +100,7 @@ def measure_recovery(kind: str, process: int, processes: int, bound: float) -> d
         done = subprocess.run([sys.executable, *command, *train_it], capture_output=True, text=True, check=False, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
-        notes = [line.split(" ", 1) for line in (directory / "notes").read_text().splitlines()]
-    at: dict[str, list[float]] = {}
-    for when, what in notes:
-        at.setdefault(what, []).append(float(when))
+        at = read_notes(directory)
     return {what: (min(at[what]) if what == "next step" else max(at[what])) - at["failure"][0] for what in MOMENTS}
 
 
@@ -101,6 +109,7 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=1 if results.SMALL else 2)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--bound", type=float, default=30)
+    parser.add_argument("--ray", action="store_true")
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
@@ -108,14 +117,33 @@ def main() -> None:
     if given.directory:
         train_and_fail(given.directory, given.kind, given.process)
         return
+    if given.ray:
+        report_ray(given.rounds)
+        return
     print(f"{given.processes} processes, bound {given.bound:g} s, medians of {given.rounds} rounds, in seconds from the failure")
     rows = []
     for kind in KINDS[: 1 if results.SMALL else None]:
         for process in (1,) if results.SMALL else (1, 0):
             rounds = [measure_recovery(kind, process, given.processes, given.bound) for _ in range(given.rounds)]
-            medians = {f"{what}, s": statistics.median(one[what] for one in rounds) for what in MOMENTS}
-            rows.append({"failure": f"process {process} {kind}"} | medians)
+            rows.append({"failure": f"process {process} {kind}"} | take_medians(rounds))
     results.report_rows("recovery", rows)
+
+
+def report_ray(rounds: int) -> None:
+    import recovery_on_ray  # needs Ray
+
+    print(
+        f"Ray {recovery_on_ray.ray.__version__}, medians of {rounds} rounds, in seconds from the kill, or from the last step of one worker"
+    )
+    found = {
+        "one of two workers killed": [recovery_on_ray.measure_recovery("killed") for _ in range(rounds)],
+        "a node comes to one worker": [recovery_on_ray.measure_recovery("resized") for _ in range(rounds)],
+    }
+    results.report_rows("recovery on ray", [{"on Ray": what} | take_medians(of) for what, of in found.items()])
+
+
+def take_medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {f"{what}, s": statistics.median(one[what] for one in rounds) for what in rounds[0]}
 
 
 if __name__ == "__main__":

@@ -7,76 +7,41 @@ need not have: JAX computes on CPU. Each worker gets one of them.
 import json
 import os
 import pathlib
-import signal
 import sys
 
-import unisono as un  # before keras
+import ray_training  # before keras
 
 # isort: split
 import fsspec
-import keras
-import numpy as np
+import jax
 import pyarrow.fs
 import ray.data
-import ray.train
+
+import unisono as un
 
 FOLDER = pathlib.Path(sys.argv[-1])
 KILLED_AT = 5
-X = np.random.default_rng(0).normal(size=(36, 8)).astype("float32")
-Y = X.sum(1, keepdims=True)
 
 
-class KillOnce(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        killed = pathlib.Path(os.environ["FOLDER"], "killed")
-        if int(self.model.optimizer.iterations) == KILLED_AT and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train(config):
-    """Rows come from ray.data, if there are any; in the second worker, the training is killed once."""
-    strategy = un.MultiWorkerMirroredStrategy(replicas=4)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
-        )
-    model.compile("adam", "mse")
-    callbacks = []
-    if config:
-        os.environ["FOLDER"] = config["folder"]
-        rank = ray.train.get_context().get_world_rank()
-        pathlib.Path(config["folder"], f"GPUs of {rank}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
-        callbacks = [un.ray.Backup(save_freq=2), *[KillOnce()] * (rank == 1)]
-    data = {"x": config["rows"]} if "rows" in config else {"x": X, "y": Y, "batch_size": 8}
-    model.fit(**data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-    return un.fingerprint(model)
-
-
-def run(name, workers, filesystem=None, **config):
-    return un.ray.Trainer(
-        train,
-        train_loop_config={"folder": str(FOLDER), **config},
-        scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=workers == 2),
-        run_config=ray.train.RunConfig(
-            name=name,
-            storage_path=str(FOLDER),
-            storage_filesystem=filesystem,
-            failure_config=ray.train.FailureConfig(max_failures=1),
-        ),
-    ).fit()
+def note_worker_and_kill(folder, rank):
+    programs = pathlib.Path(jax.config.jax_compilation_cache_dir)
+    (folder / f"programs of start {int((folder / 'killed').exists())}").write_text(f"{programs} {len(list(programs.iterdir()))}")
+    (folder / f"GPUs of {rank}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+    return ray_training.kill_worker(1, KILLED_AT)(folder, rank)
 
 
 def main():
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False)
-    rows = ray.data.from_items([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], override_num_blocks=5)
-    one = run("one", 1, rows=un.ray.Dataset(rows, x="x", y="y", batch_size=8))
-    two = run("two", 2, pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("file"))))
-    ray.shutdown()
+    cluster = ray_training.start_cluster(num_cpus=2, num_gpus=2)
+    items = [{"x": x, "y": y} for x, y in zip(ray_training.X, ray_training.Y, strict=True)]
+    rows = un.ray.Dataset(ray.data.from_items(items, override_num_blocks=5), x="x", y="y", batch_size=ray_training.BATCH)
+    one = ray_training.run("one", FOLDER, 1, rows=rows)
+    by_fsspec = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("file")))
+    two = ray_training.run("two", FOLDER, 2, use_gpu=True, filesystem=by_fsspec, happens=note_worker_and_kill)
+    ray_training.stop_cluster(cluster)
     result = {
-        "fingerprints": [train({}), one.return_value, two.return_value],
+        "fingerprints": [ray_training.train({}), one.return_value, two.return_value],
         "killed": (FOLDER / "killed").exists(),
+        "programs": [(FOLDER / f"programs of start {start}").read_text().split() for start in range(2)],
         "GPUs": [(FOLDER / f"GPUs of {rank}").read_text() for rank in range(2)],
         "metrics": {name: value for name, value in two.metrics.items() if name != "loss"},
         "storage": two.checkpoint.filesystem.type_name,

@@ -5,6 +5,7 @@ With a folder it goes on from the backup there. In the first run of a job of Slu
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -34,6 +35,13 @@ def train(strategy: un.Strategy, callbacks: list[keras.callbacks.Callback]) -> s
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, np.arange(ROWS) % 3, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
     return un.fingerprint(model)
+
+
+def check_bits(printed: str, restarts: str = "0") -> None:
+    """Check what two processes have printed: both have the bits of this one."""
+    bits = train(un.OneDeviceStrategy(replicas=REPLICAS), [])
+    found = sorted(json.loads(line) for line in re.findall(r"TRAINED (\[.*\])", printed))
+    assert found == [[2, process, bits, restarts] for process in range(2)], printed[-3000:]
 
 
 if __name__ == "__main__":

@@ -412,6 +412,31 @@ def test_a_cluster_of_which_a_part_is_said(monkeypatch, variables, text, message
         connect_processes()
 
 
+@pytest.mark.parametrize(
+    ("named", "can", "message"),
+    [
+        (
+            ["JAX_MTLS_CA_FILE"], False,
+            f"JAX_MTLS_CA_FILE names a file, and jax {jax.__version__} connects processes without certificates: whoever reaches process 0 could "
+            f"talk to it. Install jax 0.12 or newer, or unset the variable.",
+        ),
+        (
+            ["JAX_MTLS_CERT_FILE"], True,
+            "JAX_MTLS_CERT_FILE names a file, and nothing names JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE: JAX needs all three, a certificate, its key, "
+            "and that of the authority. Set them in every process, or none of them.",
+        ),
+    ],
+)  # fmt: skip
+def test_certificates_that_would_not_be_used(monkeypatch, named, can, message):
+    for name in named:
+        monkeypatch.setenv(name, "file.pem")
+    monkeypatch.setattr(connecting, "has_jax_started", lambda: False)
+    monkeypatch.setattr(connecting, "has_certificates", lambda: can)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **kwargs: pytest.fail("initialized"))
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        connect_processes("127.0.0.1:1", 2, 0)
+
+
 def test_a_single_process_needs_nobody(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **kwargs: pytest.fail("initialized"))
     jax.devices()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import importlib.util
-import json
 import os
 import pathlib
 import re
@@ -18,9 +17,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import unisono as un
 from processes import HERE, environment, free_port
-from train_under_launcher import REPLICAS, train
+from train_under_launcher import check_bits
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -45,13 +43,6 @@ def run(*command: str, folder: pathlib.Path, **extra: str) -> str:
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
-
-
-def check_bits(printed: str, restarts: str = "0") -> None:
-    """Both processes have the bits of this one."""
-    bits = train(un.OneDeviceStrategy(replicas=REPLICAS), [])
-    found = sorted(json.loads(line) for line in re.findall(r"TRAINED (\[.*\])", printed))
-    assert found == [[2, process, bits, restarts] for process in range(2)], printed[-3000:]
 
 
 @pytest.mark.compat

@@ -195,7 +195,7 @@ def test_examples_of_the_reference_fit_its_column():
 def test_the_files_for_clusters_can_be_read():
     page = (ROOT / "docs" / "processes.md").read_text()
     scripts = re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(scripts) == 2
+    assert len(scripts) == 3
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert [list(part)[:2] for part in read_manifests(page)] == [["apiVersion", "kind"]] * 3

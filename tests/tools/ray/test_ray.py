@@ -21,7 +21,7 @@ import unisono as un
 from broken_off import BATCH, STEPS, BreakOff, BrokenOffError, Stateless, X, Y, fit, model_on
 from trainings import on
 from unisono._src.processes.environments.precedence import describe_by_agreeing
-from unisono._src.tools.ray import backup, dataset, trainer
+from unisono._src.tools.ray import backup, dataset, kept_programs, room, trainer
 
 
 class Storage:
@@ -110,6 +110,48 @@ def test_a_worker_learns_of_the_others(ray, tmp_path, monkeypatch, workers, rank
     assert config == {"rate": 1}
     assert (cluster.processes, cluster.process) == (processes, rank)
     assert re.fullmatch(address, str(cluster.coordinator))
+
+
+@pytest.mark.parametrize("named", ["", "by the user"])
+def test_a_worker_that_is_started_again_finds_its_programs(ray, monkeypatch, named):
+    """Its folder is removed when the function has ended, and not if it has failed."""
+    monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "cpu"})
+    found = []
+
+    def train(fails):
+        folder = pathlib.Path(jax.config.jax_compilation_cache_dir)
+        found.append(folder)
+        if not named:
+            assert folder.stat().st_mode & 0o777 == 0o700
+            (folder / "a program").touch()
+        assert not fails
+
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", named)
+        with pytest.raises(AssertionError):
+            trainer.connect_before(train)(True)
+        kept = [path.exists() for path in found]
+        jax.config.update("jax_compilation_cache_dir", named)  # in another process
+        trainer.connect_before(train)(False)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert found[0] == found[1]
+    assert (kept, found[1].exists()) == ([not named], False)
+    assert not named or found == [pathlib.Path(named)] * 2
+
+
+def test_programs_of_others_are_not_run(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    for name in ("open", "link", "missing/parent"):
+        with pytest.warns(
+            UserWarning, match=rf"compile their programs again: .*{name} is no folder of this user .* JAX_COMPILATION_CACHE_DIR"
+        ):
+            assert not kept_programs.make_private(tmp_path / name)
+    assert kept_programs.make_private(tmp_path / "mine")
 
 
 @pytest.mark.parametrize(("gpus", "platforms"), [([], ["cpu"]), (["1"], [])])
@@ -231,6 +273,50 @@ def fit_alone(train):
 def test_what_cannot_be_is_refused(ray, call, text):
     with pytest.raises(ValueError, match=text):
         call(ray)
+
+
+CPUS = {"CPU": 1.0}
+PENDING = {"state": "PENDING", "bundles": {0: CPUS, 1: CPUS, 2: CPUS}}
+
+
+@pytest.mark.parametrize(
+    ("state", "group", "cpus", "free", "text"),
+    [
+        (
+            "SchedulingState", PENDING, 1.0, 0.5,
+            "no workers run for 10 seconds. ScalingConfig asks for 3 of them, each with {'CPU': 1.0}; the nodes of this cluster have room for 2, "
+            "even if nothing else runs there. Ray waits until other nodes come: start them, or write ScalingConfig(num_workers=2).",
+        ),
+        ("SchedulingState", PENDING, 2.0, 0.5, "of these {'CPU': 0.5} are free: other programs have the rest. Ray waits until they end,"),
+        ("SchedulingState", PENDING | {"state": "CREATED"}, 1.0, 0.5, None),  # the workers start
+        ("RestartingState", PENDING | {"state": "REMOVED"}, 1.0, 0.5, "have room for 2,"),  # of an elastic run, which asks for room later
+        ("RestartingState", PENDING | {"state": "REMOVED"}, 2.0, 4.0, None),  # nodes have come, and Ray will see them
+        ("RunningState", PENDING, 1.0, 0.5, None),
+    ],
+    ids=["no room", "no free room", "starts", "counts nodes", "nodes have come", "runs"],
+)  # fmt: skip
+def test_what_has_no_room_says_so(monkeypatch, capsys, state, group, cpus, free, text):
+    """With Ray's controller, which says its states, and Ray's tables."""
+    nodes = [{"Alive": True, "Resources": {"CPU": cpus}}] * 2 + [{"Alive": False, "Resources": {"CPU": 8.0}}]
+    ray = SimpleNamespace(
+        util=SimpleNamespace(placement_group_table=lambda: {"a": group}),
+        nodes=lambda: nodes,
+        available_resources=lambda: {"CPU": free},
+    )
+    monkeypatch.setattr(room, "importlib", SimpleNamespace(import_module=lambda name: ray))
+    callback = room.RoomCallback()
+    callback.after_controller_start(
+        SimpleNamespace(scaling_config=SimpleNamespace(min_workers=3, _resources_per_worker_not_none=CPUS))
+    )
+    timer = callback._timer
+    callback.after_controller_state_update(None, type(state, (), {})())
+    if not timer.finished.is_set():
+        timer.cancel()
+        timer.function()
+    if callback._timer not in (None, timer):
+        callback._timer.cancel()  # it looks again later
+    said = capsys.readouterr().err
+    assert (text in said) if text else said == ""
 
 
 def test_dir_shows_what_is_public():

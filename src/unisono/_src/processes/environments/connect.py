@@ -42,6 +42,9 @@ NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 PAUSE = 0.2
 """Seconds between two tries to reach process 0."""
 
+CERTIFICATES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+"""By these JAX has process 0 talk to processes with a certificate alone. `jax.distributed.initialize` reads them."""
+
 
 def connect_processes(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
@@ -67,12 +70,34 @@ def connect_processes(
             f"Make the strategy in the first lines of the program, behind the imports: arrays, jax.devices() and Keras' optimizers "
             f"start JAX."
         )
+    check_certificates()
     heartbeats = compute_heartbeat_timeout(read_bound())
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it swallows SIGTERM: a program that does not ask it would not end
         jax.config.update("jax_enable_preemption_service", False)
     if described is None:
         return detect_cluster(timeout, heartbeats)
     return join_cluster(described, timeout, heartbeats)
+
+
+def check_certificates() -> None:
+    """Refuse certificates that JAX would not use. Anybody could talk to process 0 then, and the user believes otherwise."""
+    named = [name for name in CERTIFICATES if os.environ.get(name)]
+    missing = [name for name in CERTIFICATES if name not in named]
+    if named and not has_certificates():
+        raise ClusterError(
+            f"{named[0]} names a file, and jax {jax.__version__} connects processes without certificates: whoever reaches process 0 could "
+            f"talk to it. Install jax 0.12 or newer, or unset the variable."
+        )
+    if named and missing:
+        raise ClusterError(
+            f"{named[0]} names a file, and nothing names {' and '.join(missing)}: JAX needs all three, a certificate, its key, and that of the "
+            f"authority. Set them in every process, or none of them."
+        )
+
+
+def has_certificates() -> bool:
+    """Whether this JAX can connect processes by certificates."""
+    return hasattr(jax.config, "jax_mtls_cert_file")
 
 
 def read_connected_cluster(source: str) -> Cluster:
@@ -150,8 +175,19 @@ def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
 
 def exit_late(cluster: Cluster, timeout: float) -> None:
     """End this process, whose main thread waits in compiled code."""
-    print(f"unisono: {describe_late_others(cluster, timeout)} Not all have come.", file=sys.stderr, flush=True)
+    text = f"unisono: {describe_late_others(cluster, timeout)} Not all have come.{describe_wanted_certificates()}"
+    print(text, file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def describe_wanted_certificates() -> str:
+    """Say that others may lack a certificate. JAX does not say whom it keeps out."""
+    if not os.environ.get(CERTIFICATES[0]):
+        return ""
+    return (
+        f" This process talks only to processes that show a certificate: each needs {', '.join(CERTIFICATES[:-1])} and {CERTIFICATES[-1]} of one "
+        f"authority, and that of process 0 must name this address."
+    )
 
 
 def describe_late_others(cluster: Cluster, timeout: float) -> str:

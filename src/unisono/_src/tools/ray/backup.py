@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.processes.stop_signals import StopRequest
 from unisono._src.tools.ray.installed import import_ray
+from unisono._src.tools.ray.local_folder import find_local_folder
 from unisono._src.typing import Logs
 
 SECONDS = 1.0
@@ -168,11 +167,10 @@ class Preemption(StopRequest):
 
 
 class RayStore(CheckpointStore):
-    """Checkpoints in a folder for temporary files, from where they are uploaded. A run has the same folder when it is started again."""
+    """Checkpoints in a local folder, from where they are uploaded. A run has the same folder when it is started again."""
 
     def __init__(self, train: Any) -> None:
-        run = hashlib.sha256(train.get_context().get_storage().experiment_fs_path.encode()).hexdigest()[:16]
-        super().__init__(Path(tempfile.gettempdir(), f"unisono-{run}"))
+        super().__init__(find_local_folder(train.get_context().get_storage(), "checkpoints"))
         self._train = train
 
     def load_newest(self) -> LoadedCheckpoint | None:

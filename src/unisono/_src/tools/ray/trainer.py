@@ -6,10 +6,12 @@ its own GPUs, and the variables of `unisono launch` tell a strategy of the other
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -18,6 +20,9 @@ from unisono._src.processes import names
 from unisono._src.processes.environments.environment import join_address
 from unisono._src.processes.launch.worker_environment import LOOPBACK
 from unisono._src.tools.ray.installed import import_ray
+from unisono._src.tools.ray.kept_programs import keep_programs
+from unisono._src.tools.ray.local_folder import find_local_folder
+from unisono._src.tools.ray.room import make_room_callback
 
 TrainFunction: TypeAlias = Callable[..., object]
 
@@ -69,17 +74,67 @@ class Trainer:
                 "itself for that, or write num_workers=1 or more."
             )
         connects = ray.train.v2.jax.JaxConfig(use_tpu=scaling_config is not None and scaling_config.use_tpu)
+        given = run_config or ray.train.RunConfig()
+        self._run_config = dataclasses.replace(given, callbacks=[*given.callbacks, make_room_callback()])
         self._trainer = ray.train.v2.jax.JaxTrainer(
             connect_before(train_loop_per_worker),
             train_loop_config=train_loop_config,
             jax_config=connects,
             scaling_config=scaling_config,
-            run_config=run_config,
+            run_config=self._run_config,
         )
 
     def fit(self) -> Any:
         """Train, and give Ray's result: a ray.train.Result, with the last metrics and checkpoint."""
-        return self._trainer.fit()
+        check_storage(self._run_config)
+        with explain_failure(self._run_config):
+            return self._trainer.fit()
+
+
+def check_storage(run_config: Any) -> None:
+    """Refuse a storage to which this process cannot write. Ray looks into it where it starts the workers, and says so in a long traceback."""
+    try:
+        _ = run_config.storage_context
+    except Exception as error:
+        raise OSError(
+            f"un.ray.Trainer cannot write to {describe_storage(run_config)}: {error}. Nothing was started. Write storage_path= with a folder "
+            f"or an address to which all nodes may write, such as '/mnt/shared/runs' or 's3://bucket/runs'."
+        ) from error
+
+
+@contextlib.contextmanager
+def explain_failure(run_config: Any) -> Iterator[None]:
+    """Let the error of a run say which workers were lost, and that its checkpoints are there."""
+    ray = import_ray()
+    try:
+        yield
+    except ray.train.WorkerGroupError as error:
+        lost = [rank for rank, failure in error.worker_failures.items() if is_loss(ray, failure)]
+        error.add_note(describe_failure(run_config, lost))
+        raise
+
+
+def is_loss(ray: Any, failure: BaseException) -> bool:
+    """Whether a worker is gone, in place of an error that it raised."""
+    return isinstance(getattr(failure, "health_check_failure", failure), ray.exceptions.RayActorError)
+
+
+def describe_failure(run_config: Any, lost: list[int]) -> str:
+    failures = run_config.failure_config.max_failures
+    again = (
+        f"The run has lost worker {' and worker '.join(map(str, lost))} without an error of Python, as after a kill, and "
+        f"FailureConfig(max_failures={failures}) is how often Ray starts the workers again: write max_failures=3, or -1 for always. "
+        if lost
+        else ""
+    )
+    return (
+        f"unisono.ray: {again}What was saved is in {describe_storage(run_config)}. A un.ray.Trainer with the same name= and storage_path= goes "
+        f"on from the last checkpoint."
+    )
+
+
+def describe_storage(run_config: Any) -> str:
+    return f"RunConfig(name={run_config.name!r}, storage_path={run_config.storage_path!r})"
 
 
 def connect_before(train: TrainFunction) -> TrainFunction:
@@ -88,7 +143,9 @@ def connect_before(train: TrainFunction) -> TrainFunction:
     @functools.wraps(train)
     def connect_and_train(*args: Any) -> object:
         prepare_worker()
-        return train(*args)
+        storage = import_ray().train.get_context().get_storage()
+        with keep_programs(find_local_folder(storage, "programs")):
+            return train(*args)
 
     return connect_and_train
 
