@@ -146,10 +146,13 @@ class PhasedSteps:
         if self._has_one_replica:
             return WholeStep(traced)
         try:
-            return PhasedCut(traced, self._cut_twins(self._pair_any(traced, batch, sizes, state), batch, sizes, state))
-        except ProgramsDifferError as error:
+            phased = self._cut_twins(self._pair_any(traced, batch, sizes, state), batch, sizes, state)
             if len(sizes) > 1:  # the rows of one shard alone are all rows
-                self._function.refuse_other_programs(error)
+                self._function.note_gathered(phased.list_gathered())
+            return PhasedCut(traced, phased)
+        except ProgramsDifferError as error:
+            if len(sizes) > 1:
+                self._function.note_other_programs(error)
             other = choose_traced(batch.rows, sizes)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
             whole = leave_whole(traced.program, shapes, batch.rows, other)
@@ -187,10 +190,7 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
-        if len(sizes) > 1:  # the rows of one shard alone are all rows
-            self._function.note_gathered(phased.list_gathered())
-        return phased
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)

@@ -100,8 +100,8 @@ class StepFunction(Protocol):
         """Explain errors of a trace for a number of rows."""
         ...
 
-    def refuse_other_programs(self, error: ProgramsDifferError) -> None:
-        """Refuse code whose program changes with the number of rows. It is accepted if it can be computed for the whole batch."""
+    def note_other_programs(self, error: ProgramsDifferError) -> None:
+        """Report code whose program changes with the number of rows, and is computed for the whole batch; or refuse it."""
         ...
 
 
