@@ -29,18 +29,15 @@ from unisono._src.engine.step.running_sums import count_places, push_value
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.native import library
 from unisono._src.kernels.native.column_sums import add_up_columns, add_up_gated_columns, measure_columns
-from unisono._src.kernels.native.products import (
+from unisono._src.kernels.native.convolutions import (
     call_convolution,
     call_convolution_with_bias,
     call_depthwise,
     call_depthwise_kernel_gradient,
-    call_gated_product,
     call_kernel_gradient,
-    call_product,
-    call_product_with_bias,
-    call_transposed_product,
-    normalize_rows,
 )
+from unisono._src.kernels.native.normalizations import normalize_rows
+from unisono._src.kernels.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.kernels.native.step_calls import (
     call_all_reduce,
     call_digest,
@@ -50,7 +47,7 @@ from unisono._src.kernels.native.step_calls import (
     make_group,
     open_step_memory,
 )
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.programs.inlining import inline_calls
 
 TOLERANCE = 1e-5

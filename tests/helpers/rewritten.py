@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from unisono._src.engine.xla.determinism import get_compiler_options
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 NEEDS_KERNELS = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 

@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from rewritten import assert_close, assert_same, both, equations, normal, primitives
 from sizes import mostly_slow, slow
-from unisono._src.kernels.rules import CPU, find_replacement, rewrite_function
+from unisono._src.kernels.rewriting import CPU, find_replacement, rewrite_function
 from unisono._src.programs.equations import NESTED, Rewriter
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")

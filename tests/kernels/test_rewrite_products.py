@@ -18,7 +18,7 @@ from rewritten import assert_close, assert_same, both, normal, ours, primitives,
 from sizes import cases, slow
 from unisono._src.engine.xla.determinism import get_compiler_options
 from unisono._src.kernels.products.reduction import LEAST, MANY
-from unisono._src.kernels.rules import CPU, find_replacement, rewrite_function
+from unisono._src.kernels.rewriting import CPU, find_replacement, rewrite_function
 from unisono._src.programs.equations import Rewriter
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")

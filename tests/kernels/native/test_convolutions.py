@@ -18,8 +18,8 @@ from keras import layers
 
 from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, slow
-from unisono._src.kernels.native.products import call_convolution, call_convolution_with_bias, call_kernel_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.native.convolutions import call_convolution, call_convolution_with_bias, call_kernel_gradient
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 
