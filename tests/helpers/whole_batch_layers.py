@@ -51,19 +51,6 @@ class Queue(L.Layer):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-class Sampling(L.Layer):
-    """The bottleneck of a variational autoencoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(3)
-
-    def call(self, x):
-        mean, log_variance = x[:, :4], x[:, 4:]
-        self.add_loss(-0.5 * ops.mean(1 + log_variance - mean**2 - ops.exp(log_variance)))
-        return mean + ops.exp(0.5 * log_variance) * keras.random.normal(ops.shape(mean), seed=self.seeds)
-
-
 class Codebook(L.Layer):
     """Vectors that follow the rows nearest to them by moving averages, and a gradient that passes straight through."""
 

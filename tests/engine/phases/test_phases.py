@@ -115,43 +115,6 @@ def test_statistics_of_a_batch_are_those_of_a_replica_unless_synchronized(rng):
     assert len(phased.phases) == 1 < len(synchronized.phases)
 
 
-def test_two_optimizers_in_one_step(rng):
-    generator, critic = (
-        keras.Sequential([L.Input((4,)), L.Dense(8)]),
-        keras.Sequential([L.Input((8,)), L.Dense(8, "relu"), L.Dense(1)]),
-    )
-    optimizers = [keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)]
-    for optimizer, model in zip(optimizers, (generator, critic), strict=True):
-        optimizer.build(model.trainable_variables)
-
-    def score(weights, rows):
-        return critic.stateless_call(weights, [], rows)[0]
-
-    def make(weights, noise):
-        return generator.stateless_call(weights, [], noise)[0]
-
-    def step(state, batch):
-        of_generator, of_critic, first, second = state
-        real, noise = batch
-
-        def criticize(weights):
-            return ops.mean(ops.softplus(-score(weights, real))) + ops.mean(
-                ops.softplus(score(weights, make(of_generator, noise)))
-            )
-
-        of_critic, second = optimizers[1].stateless_apply(second, jax.grad(criticize)(of_critic), of_critic)
-        gradients = jax.grad(lambda weights: ops.mean(ops.softplus(-score(of_critic, make(weights, noise)))))(of_generator)
-        of_generator, first = optimizers[0].stateless_apply(first, gradients, of_generator)
-        return (of_generator, of_critic, first, second), ()
-
-    values = [[v.value for v in one.trainable_variables] for one in (generator, critic)]
-    slots = [[v.value for v in one.variables] for one in optimizers]
-    batch = rng.normal(size=(ROWS, 8)).astype("float32"), rng.normal(size=(ROWS, 4)).astype("float32")
-    error, phased = compare(step, (*values, *slots), batch)
-    assert error < CLOSE
-    assert len(phased.phases) == 2
-
-
 def test_views_behind_each_other_stay_rows(rng):
     """Two views of a batch go through the model as one batch of twice the rows: nothing is gathered before the pairs."""
     model = mlp()
@@ -224,13 +187,3 @@ def test_operations_within_a_row_gather_nothing(rng):
     error, phased = compare(step, weights, (rng.normal(size=(ROWS, 4, 4)).astype("float32"),))
     assert error < CLOSE
     assert [equation.name for equation in phased.analysis.gathered.values()] == []
-
-
-def test_predictions_are_rows_in_order(rng):
-    model = mlp()
-    weights = [v.value for v in model.trainable_variables]
-    x = rng.normal(size=(ROWS, 8)).astype("float32")
-
-    phased = analyse(lambda weights, batch: model.stateless_call(weights, [], batch[0])[0], weights, (x,))
-    (got,) = run_phased(phased, weights, (x,))
-    np.testing.assert_allclose(got, model(x), rtol=1e-6, atol=1e-6)

@@ -1,15 +1,14 @@
 """Every loss is that of plain Keras on the whole global batch, whoever computes it, and regularizers count once."""
 
 import itertools
-import warnings
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, losses, ops
 
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
-from trainings import assert_equals_keras, assert_same_bits, crossentropy, fitting, labels, net, on, rows, run, tanh
+from sizes import ROWS_AT_ONCE, mostly_slow, slow
+from trainings import assert_equals_keras, crossentropy, fitting, labels, net, on, rows, run, tanh
 
 X, Y, CLASS = rows(43, 5), rows(43, 3, seed=1), labels(43, 3)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
@@ -326,33 +325,6 @@ def test_a_model_without_targets():
     options = {"batch_size": ROWS_AT_ONCE, "verbose": 0}
     np.testing.assert_allclose(ours.evaluate(X, **options), plain.evaluate(X, **options), rtol=1e-5)
     np.testing.assert_allclose(ours.predict(X, **options), plain.predict(X, **options), rtol=1e-4, atol=1e-5)
-
-
-class Scale(layers.Layer):
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(1,), initializer="ones", regularizer=keras.regularizers.L2(1.0))
-
-    def call(self, x):
-        return x * self.scale
-
-
-def test_regularizers_count_once():
-    """The only gradient is a regularizer's, 2 from 1.0: a step of rate 1 lands on -1.0, whatever R."""
-    for strategy in cases((None, on(3)), (None, on(1, 1), on(1), on(3), on(4, 6))):
-        make = net(Scale, loss=None, optimizer=lambda: keras.optimizers.SGD(1.0))
-        found = run(make, fitting(X[:10], batch_size=10), strategy)
-        assert np.asarray(found.model.trainable_variables[0].value).tolist() == [-1.0]
-        assert found.logs["loss"] == [1.0]
-
-
-@pytest.mark.slow
-def test_a_model_without_weights_to_train():
-    frozen = lambda: layers.Dense(3, trainable=False)
-    make = net(lambda: layers.BatchNormalization(center=False, scale=False), frozen, loss=scalar_loss)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The model does not have any trainable weights")
-        assert_equals_keras(make, fitting(X[:40], Y[:40], batch_size=8), replicas=(1,))
-        assert_same_bits(make, fitting(X[:40], Y[:40], batch_size=8), replicas=4)
 
 
 @pytest.mark.slow

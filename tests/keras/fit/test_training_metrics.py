@@ -8,7 +8,7 @@ import pytest
 from keras import layers, metrics, ops
 
 from own_metrics import Keeps
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
+from sizes import ROWS_AT_ONCE, mostly_slow
 from trainings import assert_equals_keras, fitting, labels, net, on, rows, run, tanh
 
 X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
@@ -78,28 +78,6 @@ def test_metrics_equal_those_of_keras(name):
     make, fit = TRAININGS[name]
     plain = assert_equals_keras(make, fit, devices=(3,))
     assert name != "integers" or plain.logs["metric_0"] == [int(BINARY.sum())] * 2
-
-
-@pytest.mark.parametrize("count", [41, *slow(43, 8, 3)])
-def test_evaluation_metrics_of_any_number_of_rows(count):
-    """Batches with fewer rows than replicas put nothing into a metric but their rows."""
-    make = binary(metrics=["mae", metrics.BinaryAccuracy, *cases([], [metrics.AUC])])
-    model = run(make, lambda model: model.build((None, 5)), on(3)).model
-    logs = model.evaluate(X[:count], BINARY[:count], batch_size=ROWS_AT_ONCE, verbose=0, return_dict=True)
-    y_pred = model.predict(X[:count], batch_size=ROWS_AT_ONCE, verbose=0)
-    np.testing.assert_allclose(logs["mae"], np.abs(y_pred - BINARY[:count]).mean(), rtol=1e-5)
-    np.testing.assert_allclose(logs["metric_1"], ((y_pred > 0.5) == BINARY[:count]).mean(), rtol=1e-6)
-    np.testing.assert_allclose(logs["loss"], keras.losses.BinaryCrossentropy()(BINARY[:count], y_pred), rtol=1e-5)
-
-
-def test_accuracies_with_and_without_state_and_a_count():
-    """A metric object and a function in one compile: both one, then, on wrong labels, both zero. Of eleven rows five are found."""
-    ones = lambda: layers.Dense(1, kernel_initializer="ones")
-    kinds = [metrics.BinaryAccuracy(name="object"), keras.metrics.binary_accuracy, metrics.TruePositives(name="count")]
-    model, x = run(net(ones, metrics=kinds), lambda model: model, on(3)).model, (np.arange(11) % 2).astype("float32")[:, None]
-    for y, expected, count in ((x, 1.0, 5), (1 - x, 0.0, 0)):
-        logs = model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
-        assert (logs["object"], logs["binary_accuracy"], logs["count"]) == (expected, expected, count)
 
 
 class Encoder(keras.Model):

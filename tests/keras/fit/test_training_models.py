@@ -135,18 +135,6 @@ def test_copies_made_inside_the_scope_belong_to_the_strategy(way):
     assert un.fingerprint(found) == un.fingerprint(model)
 
 
-@pytest.mark.slow
-def test_a_model_is_compiled_again_and_again():
-    """compile() outside the scope keeps the strategy, and a second optimizer starts anew, as in plain Keras."""
-
-    def fit(model):
-        FIT(model)
-        model.compile(keras.optimizers.SGD(0.1), crossentropy(), metrics=["accuracy"])
-        return FIT(model)
-
-    assert_equals_keras(sequential, fit, tolerance=1e-5)
-
-
 def public_callables():
     for name in dir(keras.Model):
         yield f"Model.{name}", getattr(keras.Model, name)

@@ -79,42 +79,6 @@ def test_a_frozen_batch_normalization_is_plain_keras():
 # Random numbers.
 
 
-class Kept(layers.Layer):
-    """Keeps a mask of one row."""
-
-    def build(self, shape):
-        self.dropout = layers.Dropout(0.5)
-        self.seen = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
-
-    def call(self, x, training=False):
-        if training:
-            self.seen.assign(self.dropout(ops.ones((1, *x.shape[1:])), training=True)[0])
-        return x
-
-
-@pytest.mark.slow
-def test_layers_draw_different_masks_and_move_on_as_in_keras():
-    """A mask of no rows is one for all replicas, as in Keras, two layers of one shape differ, and seed generators stand where Keras' do."""
-    plain = assert_equals_keras(classifier(64, Kept, Kept), fitting(X[:8], Y[:8], batch_size=8), replicas=(4,))
-    one, two = (np.asarray(layer.seen.value) for layer in plain.model.layers[1:3])
-    assert not np.array_equal(one, two)
-    make = classifier(7, dropout(0.4), dropout(0.4))
-    plain, ours = (run(make, FIT, strategy).model for strategy in (None, on(3)))
-    states = [[np.asarray(v.value).tolist() for v in model.non_trainable_variables] for model in (ours, plain)]
-    assert states[0] == states[1] != [[0, 0], [0, 0]]
-
-
-@pytest.mark.slow
-def test_dropout_is_for_training_only():
-    """Nearly everything is dropped in fit, and nothing in predict and evaluate."""
-    model = run(classifier(dropout(0.9999)), FIT, on(3)).model
-    expected = X @ np.asarray(model.layers[-1].kernel.value) + np.asarray(model.layers[-1].bias.value)
-    np.testing.assert_allclose(model.predict(X, batch_size=ROWS_AT_ONCE, verbose=0), expected, rtol=1e-4, atol=1e-5)
-    before = un.fingerprint(model)
-    model.evaluate(X, Y, batch_size=ROWS_AT_ONCE, verbose=0)
-    assert un.fingerprint(model) == before
-
-
 # State that a layer assigns in its forward pass.
 
 

@@ -198,23 +198,6 @@ def test_a_row_has_the_same_bits_in_every_batch(kernel):
     np.testing.assert_array_equal(np.asarray(natively(x[3:5], w, window)), whole[3:5])
 
 
-def test_programs_call_the_kernels():
-    """Forward and both gradients, for a plain and a strided convolution."""
-    for stride, calls in ((1, 3), (2, 6)):  # the gradient by a strided input is four convolutions
-
-        def loss(x, w, stride=stride):
-            return (lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=NUMBERS) ** 2).sum()
-
-        text = (
-            jax.jit(rewrite_function(jax.grad(loss, (0, 1)), "cpu"))
-            .lower(normal((8, 16, 16, 32)), normal((3, 3, 32, 32)))
-            .as_text()
-        )
-        assert text.count("@unisono_") == calls
-        assert "stablehlo.convolution" not in text
-        assert "stablehlo.reverse" not in text
-
-
 class TestEpilogues:
     """A bias and a rectifier are found by what they compute, and only where nothing else reads what they change."""
 
