@@ -92,19 +92,6 @@ class Quantized(L.Layer):
         return x + ops.stop_gradient(ops.round(x / scale) * scale - x)
 
 
-class Decaying(L.Layer):
-    """Rows without the mean of those before them, which decays; this batch is learned after it."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
-
-    def call(self, x, training=False):
-        old = ops.convert_to_tensor(self.mean)
-        if training:
-            self.mean.assign(0.9 * old + 0.1 * ops.mean(x, axis=0))
-        return x - old
-
-
 class Renewed(L.Layer):
     """Rows without their mean, which is taken anew in each second step alone."""
 

@@ -16,20 +16,8 @@ from whole_batch_losses import CLASSES, SPARSE, contrast, cross_entropy, dice, m
 from whole_batch_of_phases import CLOSE, ROWS, analyse, compare, make_batch, make_step, run_phased
 
 
-def conv():
-    layers = [L.Conv2D(4, 3, padding="same", activation="relu"), L.MaxPooling2D(), L.SeparableConv2D(4, 3), L.DepthwiseConv2D(2)]
-    return keras.Sequential([L.Input((8, 8, 3)), *layers, L.GlobalAveragePooling2D(), L.Dense(CLASSES)])
-
-
 def recurrent():
     return keras.Sequential([L.Input((4,)), L.Embedding(20, 6, mask_zero=True), L.Bidirectional(L.GRU(5)), L.Dense(CLASSES)])
-
-
-def attention():
-    tokens = keras.Input((4,), dtype="int32")
-    x = L.Embedding(20, 8)(tokens)
-    x = L.LayerNormalization()(x + L.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
-    return keras.Model(tokens, L.Dense(CLASSES)(L.GlobalAveragePooling1D()(x)))
 
 
 def drawing():
@@ -54,9 +42,7 @@ def hardest_half(y, logits):
 
 OF_MODELS = {
     "mlp": (lambda: mlp(kernel_regularizer="l2"), SPARSE, 1),
-    "conv": (conv, SPARSE, 1),
     "recurrent": (recurrent, SPARSE, 1),
-    "attention": (attention, SPARSE, 1),
     "draws by row": (drawing, SPARSE, 1),
     "balance of experts": (between(Experts), SPARSE, 2),
     "queue and largest": (between(Queue), SPARSE, 3),

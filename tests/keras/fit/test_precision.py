@@ -77,20 +77,6 @@ def test_a_loss_scale_changes_nothing_that_is_finite():
     assert un.fingerprint(weights(run(regressor(scaled()), FIT, on(3)).model)) == un.fingerprint(weights(plain))
 
 
-def test_a_loss_scale_survives_saving(tmp_path):
-    """Scale and counter are in the file, and the next steps are those of the model that went on, to the bit."""
-    model = run(regressor(scaled(growth=4)), FIT, on(3)).model
-    assert counters(model) == (32.0, 1.0, 5.0)
-    model.save(tmp_path / "model.keras")
-    with on(1).scope():
-        opened = keras.saving.load_model(tmp_path / "model.keras")
-    assert counters(opened) == counters(model)
-    for one in (model, opened):
-        FIT(one)
-    assert counters(model) == (64.0, 2.0, 10.0)
-    assert un.fingerprint(opened) == un.fingerprint(model)
-
-
 @pytest.mark.filterwarnings("ignore:The loss is (nan|inf) in ")
 def test_a_bad_step_within_an_execution():
     """Of five steps in one call the third is skipped, and the two after it count on the halved scale."""

@@ -193,13 +193,3 @@ def test_stop_training_in_mid_epoch():
     ours = assert_same_bits(regressor(), fit)
     assert len(ours.logs["loss"]) == 1
     assert int(ours.model.optimizer.iterations.value) == int(run(regressor(), fit).model.optimizer.iterations.value)
-
-
-@pytest.mark.parametrize("verbose", [1, 2])
-def test_the_progress_bar_is_keras_own(verbose, capsys):
-    """What is printed has the steps, the loss and the metric of Keras' bar."""
-    run(regressor(), fitting(X, Y, batch_size=10, verbose=verbose), on(3))
-    printed = capsys.readouterr().out
-    assert "5/5" in printed
-    assert "loss" in printed
-    assert "mae" in printed

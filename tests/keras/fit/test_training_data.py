@@ -104,24 +104,6 @@ def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     assert un.fingerprint(again.model) != un.fingerprint(once.model), "another seed is another order"
 
 
-def test_every_epoch_has_an_order_of_its_own():
-    """At a rate of zero the first rows of an epoch are told by their loss: five epochs, two of them fitted later."""
-    firsts = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch == 0 and firsts.append(logs["loss"]))
-
-    def still():
-        model = dense_with_momentum()
-        model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    def fit(model):
-        for epochs in (3, 2):
-            fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=epochs, shuffle=True, callbacks=[note])(model)
-
-    run(still, fit, on(3))
-    assert len(set(firsts)) == 5
-
-
 def summing(batch_of_rows):
     """A model whose weight, after an epoch, is minus the sum of the rows that it was trained on."""
 

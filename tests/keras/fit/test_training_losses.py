@@ -153,65 +153,6 @@ def test_weights_and_masks_are_those_of_keras(name):
     assert_equals_keras(make, fitting(x, y, batch_size=batch_size, **weights))
 
 
-# Losses that look at other rows.
-
-
-def distances(y_true, y_pred):
-    """One value for a pair of rows."""
-    pairs = ops.reshape(y_pred, (-1, 2, 3))
-    return ops.sum(ops.square(pairs[:, 0] - pairs[:, 1]), axis=-1)
-
-
-def contrasted(y_true, y_pred):
-    """Each row against all others."""
-    likeness = ops.matmul(y_pred, ops.transpose(y_pred))
-    return ops.logsumexp(likeness, axis=-1) - ops.diagonal(likeness)
-
-
-def of_hard_rows(y_true, y_pred):
-    """Of the rows whose loss is above the mean."""
-    each = ops.sum(ops.square(y_true - y_pred), axis=-1)
-    return each * ops.cast(each > ops.mean(each), each.dtype)
-
-
-class Pairs(keras.Model):
-    """Each row's item beside those of the others, as with negatives from the batch."""
-
-    def __init__(self, columns=None):
-        super().__init__()
-        self.one, self.other = layers.Dense(4), layers.Dense(4)
-        self.columns = columns
-
-    def call(self, x):
-        pairs = ops.matmul(self.one(x), ops.transpose(self.other(x)))
-        return pairs if self.columns is None else ops.sum(pairs, axis=1, keepdims=True) + ops.zeros((1, self.columns))
-
-
-def pairs(columns=None):
-    def make():
-        model = Pairs(columns)
-        model.compile(keras.optimizers.SGD(0.1), crossentropy())
-        return model
-
-    return make
-
-
-OVER_ROWS = {
-    "pairs": (regressor(distances, metrics=[distances]), X[:16], Y[:16], 8),
-    "pairs that replicas tear apart": (regressor(distances), X[:12], Y[:12], 6),
-    "contrasted": (regressor(contrasted), X[:16], Y[:16], 10),
-    "hard rows": (regressor(of_hard_rows), X[:16], Y[:16], 10),
-    "outputs for all pairs": (pairs(), X[:10], np.arange(10), 10),
-    "as many outputs as a replica has rows": (pairs(3), X[:10], np.arange(10) % 3, 10),
-}
-
-
-@pytest.mark.parametrize("name", mostly_slow(OVER_ROWS, "pairs", "pairs that replicas tear apart", "outputs for all pairs"))
-def test_a_loss_that_looks_at_other_rows(name):
-    make, x, y, batch_size = OVER_ROWS[name]
-    assert_equals_keras(make, fitting(x, y, batch_size=batch_size), replicas=(4,))
-
-
 # What layers and models add, and losses that a model computes.
 
 

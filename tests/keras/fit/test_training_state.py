@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
+from sizes import ROWS_AT_ONCE, cases, mostly_slow
 from trainings import assert_equals_keras, assert_same_bits, crossentropy, fitting, labels, net, on, rows, run, tanh
 
 X, Y = rows(43, 5) * 2 + 1, labels(43, 3)
@@ -44,13 +44,6 @@ def test_batch_normalization_and_dropout_on_every_placement(name):
     fit = fitting(x, y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True, **cases({}, {"validation_data": (x[:13], y[:13])}))
     ours = assert_same_bits(make, fit, devices=cases((1, 3), (1, 2, 3, 8)))
     assert all(np.isfinite(np.asarray(w.value)).all() for w in ours.model.weights)
-
-
-@pytest.mark.parametrize("momentum", [0.9, *slow(0.8, 0.99)])
-def test_the_moving_mean_is_that_of_all_rows(momentum):
-    """Replicas' means weighted by their rows are the mean of the whole batch, as in plain Keras."""
-    plain, ours = (run(classifier(normalization(momentum)), FIT, strategy).model.layers[0] for strategy in (None, on(3)))
-    np.testing.assert_allclose(ours.moving_mean.value, plain.moving_mean.value, rtol=1e-5)
 
 
 @pytest.mark.parametrize("parts", [(3, 3, 2, 2), (1, 1, 1)])

@@ -130,23 +130,6 @@ def test_logs_are_those_of_keras(model_class):
     assert all(np.isfinite(values).all() for values in plain.logs.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_class", [FromResults, OwnLoss, SomeResults])
-@pytest.mark.parametrize("replicas", [2, 1])
-def test_logs_of_eager_steps(model_class, replicas):
-    def fit(model):
-        return model.fit(X, Y, batch_size=20, shuffle=False, verbose=0)
-
-    plain = run(lambda: make(model_class), fit)
-    with on(1, replicas).scope():
-        keras.utils.set_random_seed(0)
-        eager = make(model_class, run_eagerly=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # eager steps are slow, and a batch says so
-        logs = fit(eager).history
-    assert_close_logs(logs, plain.logs)
-
-
 class BatchLogs(keras.callbacks.Callback):
     """Keeps the logs of each batch."""
 
@@ -174,35 +157,6 @@ def test_callbacks_see_the_numbers_of_each_batch_and_running_results(model_class
         assert len(logs) == len(plain) == cases(4, 6)
         for one, of_keras in zip(logs, plain, strict=True):
             assert_close_logs(one, of_keras)
-
-
-class Reading(Net):
-    """Its step reads a value, which no trace can do."""
-
-    def train_step(self, state, data):
-        logs, state = super().train_step(state, data)
-        return logs | {"size": ops.convert_to_tensor(float(logs["loss"]))}, state
-
-
-@pytest.mark.slow
-def test_logs_of_eager_steps_that_cannot_be_traced():
-    """What has the value of a result is this result."""
-
-    def make_reading():
-        model = Reading()
-        model(X[:1])
-        model.compile(keras.optimizers.SGD(0.01), "binary_crossentropy", run_eagerly=True)
-        return model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        runs = [
-            run(make_reading, fitting(X, Y, batch_size=40), strategy).logs
-            for strategy in cases((None, on(1, 2)), (None, on(1, 1), on(1, 2)))
-        ]
-    assert set(runs[0]) == {"loss", "size"}
-    for logs in runs[1:]:
-        assert_close_logs(logs, runs[0])
 
 
 def test_callbacks_follow_a_loss_of_the_steps_own():
