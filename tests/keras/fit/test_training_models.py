@@ -253,10 +253,13 @@ class LooksAtRows(layers.Layer):
 
 class CountsRows(layers.Layer):
     def call(self, x):
-        return ops.tanh(x) if x.shape[0] > 8 else x * 2
+        return ops.tanh(x) if x.shape[0] == 16 else x * 2
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
 
 
-HARDEST = lambda y, z: ops.mean(ops.top_k(ops.sum(ops.square(y - z), axis=1), 12)[0])
+OF_SIXTEEN = lambda y, z: ops.mean(ops.square(y - ops.reshape(z, (16, 3))))
 OTHER = r"is another program for another number of rows, or fails on it: each step is computed for the whole batch at once"
 
 
@@ -265,7 +268,7 @@ OTHER = r"is another program for another number of rows, or fails on it: each st
     [
         (LooksAtRows, "sorts", "The layer 'second' looks at other rows of the batch: 1,536 bytes are gathered in each step"),
         (CountsRows, "mse", rf"The layer 'second' \(.*test_training_models\.py:\d+\) {OTHER}"),
-        *slow((layers.ReLU, HARDEST, f"The step of the model 'model' {OTHER}")),
+        *slow((layers.ReLU, OF_SIXTEEN, f"The step of the model 'model' {OTHER}")),
     ],
 )
 def test_a_layer_that_needs_other_rows_is_named_once(capsys, layer, loss, said):

@@ -167,13 +167,15 @@ class PhasedSteps:
         other = choose_traced(batch.rows, sizes)
         if self._function.is_of_replicas:  # such code runs on the rows of a replica
             return self._pair(traced, batch, other, state)
-        reason: Exception | None = None
+        reasons: list[Exception] = []
         for rows in (other, 2 * batch.rows):
             try:
                 return self._pair(traced, batch, rows, state)
             except Exception as error:  # whatever the code raises
-                reason = error
-        raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
+                reasons.append(error)
+        text = f"The function cannot be traced for another number of rows than {batch.rows}."
+        differing = (error.equation for error in reasons if isinstance(error, ProgramsDifferError))
+        raise ProgramsDifferError(text, next(differing, None)) from reasons[-1]
 
     def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
         """Cut the step of a batch into shards of these sizes."""
