@@ -159,6 +159,7 @@ NOT_TRIED = {
         "MaxNumBoundingBoxes", "Pipeline", "StringLookup", "TextVectorization",
     },
     "of other frameworks": {"FlaxLayer", "TFSMLayer", "TorchModuleWrapper"},
+    "of Keras 3.16, which is not out": {"Mosaic", "TernaryDense"},
 }  # fmt: skip
 
 
@@ -168,4 +169,4 @@ def test_every_layer_of_keras_is_named_here():
     texts = [pathlib.Path(file).read_text() for file in files]
     named = {getattr(layers, name) for text in texts for name in re.findall(r"layers\.([A-Z]\w+)", text)}
     left = {name for name, kind in vars(layers).items() if isinstance(kind, type) and kind not in named}
-    assert sorted(left) == sorted(set.union(*NOT_TRIED.values()))
+    assert sorted(left) == sorted(name for name in set.union(*NOT_TRIED.values()) if hasattr(layers, name))

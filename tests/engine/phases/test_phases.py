@@ -157,6 +157,7 @@ OF_ROWS = {
         x, jnp.arange(len(x))
     ),
     "one gamma draw": lambda x: jax.random.gamma(jax.random.key(0), 2.0, (len(x), 4, 4)) * x,
+    "a tangent and a logarithm": lambda x: jnp.tanh(x) * jnp.log2(x * x + 2),
     "subtractions": lambda x: jnp.zeros_like(x).at[:, 0].subtract(x[:, 1]),
 }
 """Functions of rows of four by four numbers, by what they do to each row."""

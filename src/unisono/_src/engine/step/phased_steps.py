@@ -209,10 +209,13 @@ class PhasedSteps:
     def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepArguments:
         """Describe the step's arguments in shapes, for this number of rows.
 
-        No shape is weakly typed, as a variable may be before the first step.
+        No shape is weakly typed, as a variable may be before the first step. Dtypes are those that JAX gives the arrays.
         """
-        shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants
-        return StepArguments(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
+
+        def describe(array: Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True))
+
+        return StepArguments(*map_tree(describe, (state, self._inputs.shapes(batch, rows), self._inputs.constants)))
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
         key = self._inputs.kind(batch, rows)

@@ -70,7 +70,7 @@ def examine_release(window: ReleaseWindow) -> Finding:
             LIBRARIES, window.package, f"{version}; Unisono works with {window.requirement}", PromiseVerdict.BREAKS, install
         )
     tried = ", ".join(window.tried)
-    if said:
+    if said or version not in window.tried:
         return Finding(
             LIBRARIES, window.package, f"{version}, with which Unisono was not tried, but with {tried}", PromiseVerdict.NOTE
         )
