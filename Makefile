@@ -12,6 +12,9 @@ PYTEST := python -m pytest -n 2 --dist worksteal
 KERAS := keras==3.15.1
 OLDEST_KERAS := keras==3.15.0
 
+# What fails with versions that were not tried.
+TRIED := tests/public/test_versions.py::test_the_installed_versions_were_tried
+
 # The sources of the native kernels, which an installation compiles.
 KERNELS := $(wildcard native/*)
 
@@ -49,7 +52,7 @@ help:
 	@echo "make one-chip the tests of placements on a single device: install the extra of its kind into .venv first"
 	@echo "make arm      the native kernels, compiled for Arm on any machine, but not run"
 	@echo "make newest   the demo and the tests with the newest JAX, on Python 3.12 or newer, or on that of a Debian in a folder"
-	@echo "make latest   the demo and the tests with the newest releases of JAX and Keras, tried or not"
+	@echo "make latest   the demo and the tests with the newest JAX and with keras-nightly, tried or not"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
@@ -108,12 +111,16 @@ arm: $(VENV)/dev.stamp
 newest:
 	.ci/newest "$(PYTHON)"
 
-# Whatever is newest today, also beyond the window.
+# Whatever is newest today, also beyond the window: Keras as it was last night. One test says which versions were tried.
+latest: export UNISONO_VERSIONS := any
+latest: export PIP_CONSTRAINT :=
 latest:
 	$(MAKE) VENV=$(VENV)-latest CONSTRAINTS=/dev/null KERAS=keras $(VENV)-latest/dev.stamp
-	PIP_CONSTRAINT= $(VENV)-latest/bin/python -m pip install --quiet --upgrade jax keras
+	$(VENV)-latest/bin/python -m pip install --quiet --upgrade jax
+	$(VENV)-latest/bin/python -m pip uninstall --quiet --yes keras
+	$(VENV)-latest/bin/python -m pip install --quiet --no-deps --force-reinstall --pre keras-nightly
 	$(VENV)-latest/bin/unisono demo
-	UNISONO_TESTS=quick $(VENV)-latest/bin/$(PYTEST) -m "not slow" $(ARGS)
+	UNISONO_TESTS=quick $(VENV)-latest/bin/$(PYTEST) -m "not slow" --deselect $(TRIED) $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-all/made

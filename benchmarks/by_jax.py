@@ -186,7 +186,7 @@ def make_training(
     options = None
     if is_rewritten:
         from unisono._src.engine.xla.determinism import get_compiler_options
-        from unisono._src.kernels.rules import rewrite_function
+        from unisono._src.kernels.rewriting import rewrite_function
 
         steps = rewrite_function(steps, jax.default_backend())
         options = get_compiler_options(jax.default_backend())

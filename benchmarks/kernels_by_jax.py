@@ -24,7 +24,7 @@ from timing import measure_seconds
 
 from unisono._src.engine.xla.determinism import get_compiler_options
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 

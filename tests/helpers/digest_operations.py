@@ -21,7 +21,7 @@ from jax import lax
 from unisono._src.engine.xla import runtime
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MOST = 10**7

@@ -75,30 +75,23 @@ def write_script(path: pathlib.Path, lines: list[str]) -> pathlib.Path:
 FAULTS = (
     PlantedFault(1, Pair.REPEAT, "each run", "rows", said="array: [0] row: 0 of the global batch replica: 0 values:"),
     PlantedFault(2, Pair.REPEAT, "each run", "entry", 4, "first"),
-    PlantedFault(3, Pair.REPEAT, "each run", "entry", 0, "words"),
     PlantedFault(4, Pair.REPEAT, "each run", "gradient", said="what differs is an argument of strategy.run"),
     PlantedFault(5, Pair.REPEAT, "each run", "gradient", layer="soft", said="SeedGenerator"),
     PlantedFault(6, Pair.REPEAT, "each run", "gradient", layer="patch", said="calls Python back"),
     PlantedFault(7, Pair.REPEAT, "each run", "entry", 0, said="sgd/learning_rate"),
     PlantedFault(8, Pair.REPEAT, "each run", "entry", 0, "one_rest"),
     PlantedFault(9, Pair.REPEAT, "hash order", "rows", said="array: [1]"),
-    PlantedFault(10, Pair.REPEAT, "hash order", "rows"),
     PlantedFault(11, Pair.REPEAT, "hash order", "entry", 0, "users/narrow"),
     PlantedFault(12, Pair.REPEAT, "each run", "rows", said="objects in the order of a set"),
-    PlantedFault(13, Pair.REPEAT, "each run", "rows"),
     PlantedFault(14, Pair.DEVICES, "devices", "gradient", layer="gate", said="values: 0.2236"),
     PlantedFault(
         15, Pair.DEVICES, "devices", "entry", 0, "experts", "values: shape (4, 8, 12); in the other run shape (2, 8, 12)"
     ),
     PlantedFault(16, Pair.DEVICES, "devices", "rows", said="values: 32 rows; in the other run 16 rows"),
-    PlantedFault(17, Pair.DEVICES, "devices", "rows"),
     PlantedFault(18, Pair.PROCESSES, "process", "entry", 0, said="values: 0.0199999996; in the other run 0.0399999991"),
     PlantedFault(19, Pair.PROCESSES, "process", "gradient", layer="zoom"),
     PlantedFault(20, Pair.PROCESSES, "process", "exit", 7, said="starts from other values of variables in process 1"),
     PlantedFault(21, Pair.PROCESSES, "process", "exit", said="has other rows in process 1 than in process 0"),
-    PlantedFault(22, Pair.PROCESSES, "each run", "gradient", said="what differs is an argument of strategy.run"),
-    PlantedFault(23, Pair.PROCESSES, "process", "gradient", 2, "warm", said="calls Python back"),
-    PlantedFault(24, Pair.PROCESSES, "process", "entry", 4, said="sgd/learning_rate"),
     PlantedFault(25, Pair.REPEAT, "earlier run", "rows"),
 )
 """By number."""

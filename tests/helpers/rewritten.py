@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from unisono._src.engine.xla.determinism import get_compiler_options
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import CPU, find_replacement, rewrite_function
+from unisono._src.programs.equations import Rewriter
 
 NEEDS_KERNELS = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 
@@ -141,3 +143,8 @@ def assert_penalty_is_that_of_keras(
 
     assert kernel is None or kernel in called_kernels(gradient(rewrite_before_gradient), weights, x)
     assert_step_close(gradient(rewrite_before_gradient), gradient(lambda f: f), (weights, x), 1e-4)
+
+
+def as_it_is(traced: Any) -> Any:
+    """Return a program with the rewrites for CPU; the same object where none applies."""
+    return Rewriter(functools.partial(find_replacement, CPU))(traced)

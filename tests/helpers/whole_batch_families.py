@@ -21,7 +21,6 @@ from whole_batch_layers import (
     Capacity,
     Center,
     Codebook,
-    Decaying,
     Doubled,
     Experts,
     OverRows,
@@ -153,38 +152,6 @@ class Dino(keras.Model):
         return found
 
 
-class Distilled(keras.Model):
-    """A small net that learns from labels and from the soft answers of a larger one, which stays as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student, self.teacher = net(8, 4, CLASSES), net(8, 16, CLASSES)
-        self.teacher.trainable = False
-        self.built = True
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.student(x, training=training)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        soft = ops.softmax(self.teacher(x, training=False) / 3)
-        distance = keras.losses.kl_divergence(soft, ops.softmax(y_pred / 3)) * 9
-        return 0.1 * super().compute_loss(x, y, y_pred, sample_weight, training) + 0.9 * ops.mean(distance)
-
-
-def siamese() -> keras.Model:
-    """The distance of two rows in the outputs of one net."""
-    inputs = {"first": L.Input((8,), name="first"), "second": L.Input((8,), name="second")}
-    tower = net(8, 8, 4)
-    apart = tower(inputs["first"]) - tower(inputs["second"])
-    return keras.Model(inputs, ops.sqrt(ops.maximum(ops.sum(apart**2, axis=1, keepdims=True), 1e-7)))
-
-
-def pairs(y: Any, apart: Any) -> Any:
-    """Rows of a pair are near, or further apart than a margin."""
-    y = ops.cast(ops.reshape(y, ops.shape(apart)), "float32")
-    return ops.mean(y * apart**2 + (1 - y) * ops.relu(1.5 - apart) ** 2)
-
-
 def beside_the_steepest(compute: Any, weights: Any, x: Any, y: Any) -> Any:
     """Sharpness-aware: the gradient where the loss is larger."""
     slopes = jax.grad(compute)(weights, x, y)
@@ -293,10 +260,8 @@ SHORT = X[:, : gans.SIZE]
 FAMILIES = {
     "simclr": Family(SimClr, by(adam), (X,)),
     "two towers": Family(TwoTowers, by(adam), ({"ask": X, "say": X + OTHERS},)),
-    "negatives of the batch": of_loss(losses.negatives_of_the_batch),
     "barlow twins": of_loss(losses.barlow_twins),
     "hardest triplets": of_loss(losses.hardest_triplets),
-    "supervised contrast": of_loss(losses.supervised_contrast, adam),
     "dice": of_loss(losses.dice, adam, metrics=["accuracy"]),
     "rmse": of_loss(losses.rmse, metrics=[losses.rmse]),
     "pairs of neighbours": of_loss(losses.pairs_of_neighbours),
@@ -317,7 +282,6 @@ FAMILIES = {
     "codebook": of_layer(Codebook),
     "queue and largest": of_layer(Queue),
     "quantization": of_layer(Quantized),
-    "decaying mean": of_layer(Decaying),
     "renewed mean": of_layer(Renewed),
     "doubled until large": of_layer(Doubled),
     "moco": Family(Moco, by(loss=SPARSE, metrics=["accuracy"]), (VIEWS, ZEROS)),
@@ -325,15 +289,8 @@ FAMILIES = {
     "own metrics and logs": Family(
         lambda: Logging(mlp().layers), by(loss=losses.masked_mean, metrics=[Spread(), "accuracy", losses.dice]), (X, Y)
     ),
-    "distillation": Family(Distilled, by(loss=SPARSE), (X, Y)),
-    "siamese": Family(siamese, by(loss=pairs), ({"first": X, "second": OTHERS}, Y % 2)),
     "gan": Family(gans.TwoOptimizers, lambda: {"d_optimizer": adam(), "g_optimizer": adam(0.02)}, (SHORT,)),
     "wasserstein gan": Family(gans.WassersteinGan, lambda: {"critic": adam(), "generator": adam(0.02)}, (SHORT,)),
-    "cycle gan": Family(
-        gans.CycleGan,
-        lambda: {name: adam() for name in gans.CycleGan.turns},
-        ({"first": SHORT, "second": OTHERS[:, : gans.SIZE]},),
-    ),
 }
 
 

@@ -51,19 +51,6 @@ class Queue(L.Layer):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-class Sampling(L.Layer):
-    """The bottleneck of a variational autoencoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(3)
-
-    def call(self, x):
-        mean, log_variance = x[:, :4], x[:, 4:]
-        self.add_loss(-0.5 * ops.mean(1 + log_variance - mean**2 - ops.exp(log_variance)))
-        return mean + ops.exp(0.5 * log_variance) * keras.random.normal(ops.shape(mean), seed=self.seeds)
-
-
 class Codebook(L.Layer):
     """Vectors that follow the rows nearest to them by moving averages, and a gradient that passes straight through."""
 
@@ -103,19 +90,6 @@ class Quantized(L.Layer):
         self.largest.assign(ops.maximum(0.99 * self.largest, ops.max(ops.abs(ops.stop_gradient(x)))))
         scale = self.largest / 127
         return x + ops.stop_gradient(ops.round(x / scale) * scale - x)
-
-
-class Decaying(L.Layer):
-    """Rows without the mean of those before them, which decays; this batch is learned after it."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
-
-    def call(self, x, training=False):
-        old = ops.convert_to_tensor(self.mean)
-        if training:
-            self.mean.assign(0.9 * old + 0.1 * ops.mean(x, axis=0))
-        return x - old
 
 
 class Renewed(L.Layer):

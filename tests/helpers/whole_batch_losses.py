@@ -55,19 +55,6 @@ def hardest_triplets(y, z):
     return ops.mean(ops.relu(ops.max(between * same, 1) - ops.min(between + 1e3 * same, 1) + 1.0))
 
 
-def negatives_of_the_batch(y, z):
-    """The other rows of the batch are the wrong answers."""
-    logits = z[:, :2] @ ops.transpose(z[:, 2:4])
-    return ops.mean(ops.logsumexp(logits, -1) - ops.sum(z[:, :2] * z[:, 2:4], -1))
-
-
-def supervised_contrast(y, z):
-    z = z / ops.sqrt(ops.sum(z * z, -1, keepdims=True) + 1e-9)
-    labels = ops.reshape(y, (-1,))
-    same = ops.cast(labels[:, None] == labels[None], "float32")
-    return -ops.mean(ops.sum(same / ops.sum(same, 1, keepdims=True) * ops.log_softmax(z @ ops.transpose(z) / 0.1), -1))
-
-
 def nt_xent(first, second):
     """Each view of a row is to be told from all others of the batch by the other view."""
     z = ops.normalize(ops.concatenate([first, second]), axis=-1)

@@ -11,19 +11,14 @@ import pytest
 from jax import lax
 from jax.extend.core import Literal
 
-from rewritten import assert_close, assert_same, both, equations, normal, primitives
+from rewritten import as_it_is, assert_close, assert_same, both, equations, normal, primitives
 from sizes import mostly_slow, slow
-from unisono._src.kernels.rules import CPU, find_replacement, rewrite_function
-from unisono._src.programs.equations import NESTED, Rewriter
+from unisono._src.kernels.rewriting import rewrite_function
+from unisono._src.programs.equations import NESTED
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")
 
 SLOW = {"select_and_scatter_add", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
-
-
-def as_it_is(traced):
-    """A program with the rules for CPU; the same object where none applies."""
-    return Rewriter(functools.partial(find_replacement, CPU))(traced)
 
 
 def max_pool(x, window, strides, padding):

@@ -9,7 +9,7 @@ import pytest
 
 from sizes import slow
 from unisono._src.kernels.products import fourier
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 TRANSFORMS = {
     "fft": jnp.fft.fft,

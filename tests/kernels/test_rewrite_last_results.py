@@ -117,19 +117,10 @@ def test_other_results_are_made(name, reverse):
     assert_same(plain, shorter)
 
 
-def test_the_last_result_and_the_state_beside_it():
-    def run(x, first):
+def test_the_last_result_and_the_state_beside_it_and_an_argument_that_nothing_reads():
+    def run(x, first, unread):
         h, (ys, _) = run_loop(x, first)
         return h * ys[-1]
-
-    _, after, plain, shorter = shorten(run, normal((STEPS, 2, 3)), normal((2, 3), 1))
-    assert after == [0]
-    assert_same(plain, shorter)
-
-
-def test_arguments_that_nothing_reads_any_more():
-    def run(x, first, unread):
-        return run_loop(x, first)[1][0][-1]
 
     _, after, plain, shorter = shorten(run, normal((STEPS, 2, 3)), normal((2, 3), 1), normal((2, 2)))
     assert after == [0]

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from rewritten import assert_close, build_layer, normal
 from sizes import cases, mostly_slow
 from unisono._src.kernels.loops import loops
-from unisono._src.kernels.rules import CPU_LOOPS, find_loop_replacement, rewrite_function
+from unisono._src.kernels.rewriting import CPU_LOOPS, find_loop_replacement, rewrite_function
 from unisono._src.programs.equations import Rewriter
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")

@@ -14,19 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from rewritten import assert_close, assert_same, both, normal, ours, primitives, rewritten_equations, value_and_vjp
+from rewritten import as_it_is, assert_close, assert_same, both, normal, ours, primitives, rewritten_equations, value_and_vjp
 from sizes import cases, slow
 from unisono._src.engine.xla.determinism import get_compiler_options
 from unisono._src.kernels.products.reduction import LEAST, MANY
-from unisono._src.kernels.rules import CPU, find_replacement, rewrite_function
-from unisono._src.programs.equations import Rewriter
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = pytest.mark.usefixtures("without_native_kernels")
-
-
-def as_it_is(traced):
-    """A program with the rules for CPU; the same object where none applies."""
-    return Rewriter(functools.partial(find_replacement, CPU))(traced)
 
 
 @st.composite

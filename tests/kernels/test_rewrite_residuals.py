@@ -74,15 +74,19 @@ def keep_product(carry, x):
     return carry + root, (root, root * (1 - root))
 
 
+def check_recomputed(function, before, after):
+    *counts, plain, shorter = recompute(function, abs(normal((STEPS, 3))))
+    assert counts == [before, after]
+    for a, b in zip(plain, shorter, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-6)
+
+
 def test_a_result_that_another_loop_computes_is_not_kept():
     def function(x):
         total, (roots, products) = run(keep_product, jnp.zeros(3), x)
         return total, run(lambda c, places: (c + places[0] * places[1], ()), jnp.zeros(3), (roots, products), reverse=True)[0]
 
-    before, after, plain, shorter = recompute(function, abs(normal((STEPS, 3))))
-    assert (before, after) == ([2, 0], [1, 0])
-    for a, b in zip(plain, shorter, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-6)
+    check_recomputed(function, [2, 0], [1, 0])
 
 
 def test_a_loop_reads_what_its_recipe_needs():
@@ -92,10 +96,7 @@ def test_a_loop_reads_what_its_recipe_needs():
         _, (_, products) = run(keep_product, jnp.zeros(3), x)
         return run(lambda c, place: (c + place, c * place), jnp.zeros(3), products)
 
-    before, after, plain, shorter = recompute(function, abs(normal((STEPS, 3))))
-    assert (before, after) == ([2, 1], [1, 1])
-    for a, b in zip(plain, shorter, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-6)
+    check_recomputed(function, [2, 1], [1, 1])
 
 
 def test_two_loops_of_one_step_follow_one_after_the_other():

@@ -53,15 +53,6 @@ def numbers(process, lines: int) -> list[int]:
     return [int(word) for _ in range(lines) for word in process.stdout.readline().split("] ")[1].split()]
 
 
-@pytest.mark.slow
-def test_a_strategy_that_knows_one_process_is_refused(tmp_path):
-    """Each of the processes would train the whole model by itself, and nobody would know."""
-    code, _, err = launch(tmp_path, "--processes", "2", "--cpu", written(tmp_path, "import unisono\nunisono.MirroredStrategy()"))
-    assert code == 1
-    said = "(unisono launch) makes this process 1 of 2, and MirroredStrategy knows this one alone"
-    assert any(said in line and "Write MultiWorkerMirroredStrategy()" in line for line in err)
-
-
 def test_arguments_and_environment(tmp_path):
     script = written(tmp_path, "print(sys.argv, os.environ['UNISONO_PROCESSES'], sys.path[0], __name__)")
     code, out, err = launch(tmp_path, "--processes", "3", "--cpu", script, "--processes", "9", "--", "-m", "--cpu")
@@ -272,23 +263,3 @@ if me == 0:
     print(host)
 """
     assert launch(tmp_path, "--processes", "2", written(tmp_path, source)) == (0, ["[0] 127.0.0.1"], [])
-
-
-@pytest.mark.slow
-def test_a_terminal_sees_the_bar_move(tmp_path):
-    source = "for i in range(3):\n    print(f'\\rstep {me}.{i}', end='', flush=True)\n    time.sleep(0.3)\nprint()"
-    here, there = os.openpty()
-    with subprocess.Popen(
-        [*LAUNCH, "--processes", "2", written(tmp_path, source)], env=environment(), stdout=there, stderr=there
-    ) as process:
-        os.close(there)
-        seen = b""
-        with contextlib.suppress(OSError):  # so a terminal ends
-            while content := os.read(here, 4096):
-                seen += content
-        os.close(here)
-        assert process.wait(timeout=LIMIT) == 0
-    text = seen.decode()
-    assert [f"step 0.{i}" in text for i in range(3)] == [True] * 3
-    assert "step 1." not in text
-    assert text.endswith("[0] step 0.2\r\n")

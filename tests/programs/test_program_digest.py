@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr
 import unisono as un
 from families import FAMILIES
 from sizes import slow
-from unisono._src.kernels.rules import trace_observers
+from unisono._src.kernels.rewriting import trace_observers
 from unisono._src.programs.program_digest import UNSEEN, ProgramDigester, digest_program
 
 

@@ -12,13 +12,13 @@ import jax
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from keras import layers
 
 import layer_groups
-from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, WORDS, chain, noise
+from layer_groups import COUNT, EXACT, FEATURES, OTHERS, SERIES, chain
 from processes import HERE
 from sizes import cases, mostly_slow
-from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
+from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
@@ -70,24 +70,8 @@ def test_layers_that_look_at_the_batch_or_draw(group):
     assert_same_bits(classifier(x, body), fitting(x[:count], Y[:count], batch_size=batch), replicas=replicas)
 
 
-@pytest.mark.slow
-def test_one_replica_of_noise_is_plain_keras():
-    """Every kind of noise at once: it draws what plain Keras draws."""
-    fit = fitting(IMAGES, Y, batch_size=BATCH)
-    assert_equals_keras(classifier(IMAGES, noise), fit, replicas=(1,), tolerance=1e-5)
-
-
 def spectral(x: Any) -> Any:
     return layers.SpectralNormalization(layers.Dense(3))(x)
-
-
-@pytest.mark.slow
-def test_one_replica_of_spectral_normalization_is_plain_keras():
-    """The vector of its power iteration moves on, as in plain Keras."""
-    fit = fitting(FEATURES, Y, batch_size=BATCH)
-    plain = assert_equals_keras(classifier(FEATURES, spectral), fit, replicas=(1,)).model
-    fresh = run(classifier(FEATURES, spectral), lambda model: model).model
-    assert distance(plain, fresh) > 0.01
 
 
 @pytest.mark.slow
@@ -95,25 +79,6 @@ def test_spectral_normalization_in_replicas_is_plain_keras():
     """It assigns its layer's kernel in the forward pass, by the weights alone: every replica goes on from the same one."""
     batch, count = cases((ONE_EACH, 2 * ONE_EACH), (BATCH, COUNT))
     assert_equals_keras(classifier(FEATURES, spectral), fitting(FEATURES[:count], Y[:count], batch_size=batch), devices=(1, 3))
-
-
-@pytest.mark.slow
-def test_spectral_normalization_of_several_layers_is_plain_keras():
-    """Of an embedding by three iterations, and of a convolution; prediction takes the weights as they are."""
-
-    def body(x: Any) -> Any:
-        x = layers.SpectralNormalization(layers.Embedding(11, 4), power_iterations=3)(x)
-        return layers.SpectralNormalization(layers.Conv1D(3, 2))(x)
-
-    found = []
-
-    def fit(model):
-        history = fitting(WORDS, Y, batch_size=BATCH)(model)
-        found.append(model.predict(WORDS, verbose=0))
-        return history
-
-    assert_equals_keras(classifier(WORDS, body), fit)
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 STATEFUL = {
@@ -167,42 +132,6 @@ def test_one_replica_of_a_stateful_layer_is_plain_keras(kind):
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-5)
 
 
-class Keeping(layers.Layer):
-    """A user's layer with state of three kinds: a moving mean, a count of calls, and random numbers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.random = keras.random.SeedGenerator(7)
-
-    def build(self, shape: Any) -> None:
-        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
-        self.calls = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="calls")
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        if training:
-            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
-            self.calls.assign_add(1)
-            x = x + keras.random.normal(ops.shape(x), stddev=0.1, seed=self.random)
-        return x - self.mean
-
-
-@pytest.mark.slow
-def test_a_layer_with_state_of_its_own():
-    """The mean is that of all rows, the calls are steps, and replicas draw numbers of their own."""
-    found = []
-
-    def fit(model):
-        fitting(FEATURES, Y, batch_size=BATCH)(model)
-        found.append(model.layers[1])
-
-    assert_same_bits(classifier(FEATURES, chain(Keeping)), fit)
-    run(classifier(FEATURES, chain(Keeping)), fit)
-    for layer in found:
-        assert int(layer.calls.value) == 3
-        np.testing.assert_allclose(layer.mean.value, found[-1].mean.value, rtol=1e-5, atol=1e-7)
-        assert np.array_equal(layer.random.state.value, found[-1].random.state.value)
-
-
 def jax_layer() -> layers.Layer:
     """A function of JAX with parameters, and a state that it returns."""
 
@@ -230,6 +159,7 @@ NOT_TRIED = {
         "MaxNumBoundingBoxes", "Pipeline", "StringLookup", "TextVectorization",
     },
     "of other frameworks": {"FlaxLayer", "TFSMLayer", "TorchModuleWrapper"},
+    "of Keras 3.16, which is not out": {"Mosaic", "TernaryDense"},
 }  # fmt: skip
 
 
@@ -239,4 +169,4 @@ def test_every_layer_of_keras_is_named_here():
     texts = [pathlib.Path(file).read_text() for file in files]
     named = {getattr(layers, name) for text in texts for name in re.findall(r"layers\.([A-Z]\w+)", text)}
     left = {name for name, kind in vars(layers).items() if isinstance(kind, type) and kind not in named}
-    assert sorted(left) == sorted(set.union(*NOT_TRIED.values()))
+    assert sorted(left) == sorted(name for name in set.union(*NOT_TRIED.values()) if hasattr(layers, name))

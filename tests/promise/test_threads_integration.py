@@ -47,17 +47,6 @@ def test_cores_and_threads_change_nothing(devices, cores, threads):
     assert trained(devices, cores, threads)[0] == trained()[0]
 
 
-STRATEGY = "import unisono as un; un.MirroredStrategy(); un.OneDeviceStrategy(replicas=8)"
-
-
-@pytest.mark.parametrize(("threads", "said"), slow(("1", True), ("2", False)))
-def test_a_single_thread_is_said(threads, said):
-    """Another fingerprint may be, but never in silence."""
-    done = python("-W", "always", "-c", STRATEGY, PJRT_NPROC=threads)
-    assert done.returncode == 0, done.stderr
-    assert ("JAX runs with one CPU thread here" in done.stderr) == said
-
-
 NETS = cases(SENSITIVE[:1], (*range(6), *SENSITIVE))
 OPERATIONS = cases(2, 60)
 PLACES = cases(

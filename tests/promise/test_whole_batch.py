@@ -12,7 +12,7 @@ from whole_batch_families import FAMILIES, measure, train
 CLOSE = 2e-6
 """Of the change of a group of variables, by its norm, and of logs."""
 DEVICES = cases((1, 8), (1, 2, 4, 8))
-QUICK = ("simclr", "moco", "gan", "pairs of neighbours", "counts by rejection")
+QUICK = ("simclr", "two towers", "moco", "gan", "pairs of neighbours", "counts by rejection")
 
 
 @pytest.mark.parametrize("name", mostly_slow(FAMILIES, *QUICK))

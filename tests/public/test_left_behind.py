@@ -31,18 +31,12 @@ def test_a_thread():
     assert left_behind.after_a_while(before) == []
 
 
-def test_a_process():
+@pytest.mark.parametrize(
+    "start", [lambda popen: popen(), lambda popen: in_thread("starts", popen)], ids=["itself", "by a thread"]
+)
+def test_a_process(start):
     before = Found()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        lines = left_behind.after_a_while(before)
-        process.kill()
-    (line,) = lines
-    assert line.startswith(f"a child process runs on: {process.pid}: ")
-
-
-def test_a_process_that_a_thread_has_started():
-    before = Found()
-    with in_thread("starts", lambda: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])) as process:
+    with start(lambda: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])) as process:
         assert has_children()
         (line,) = left_behind.after_a_while(before)
         process.kill()

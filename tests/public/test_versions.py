@@ -20,6 +20,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 KERAS, JAX = WINDOWS
 
 
+@pytest.fixture(autouse=True)
+def judged(monkeypatch):
+    """No version is tried on request, as `make latest` does."""
+    monkeypatch.delenv("UNISONO_VERSIONS", raising=False)
+
+
 @pytest.fixture
 def unchecked():
     """The installed versions are checked when a name is next used."""
@@ -70,7 +76,16 @@ def test_what_was_tried_passes_without_a_word(version):
 @pytest.mark.parametrize("version", ["0.10.1", "0.9.2", "0.13.0", "0.13.0rc1", "0.13", "1.0"])
 def test_what_is_outside_is_refused_by_the_window(version):
     said = re.escape(f"Unisono works with jax>=0.10.2,<0.13, and this is jax {version}. Unisono uses private parts of jax, which")
-    with pytest.raises(ImportError, match=f"{said}(?s:.*)pip install 'jax>=0.10.2,<0.13'"):
+    advice = f"pip install 'jax>=0.10.2,<0.13'. To try {version} all the same, set UNISONO_VERSIONS=any"
+    with pytest.raises(ImportError, match=f"{said}(?s:.*){advice}"):
+        JAX.check(version)
+
+
+@pytest.mark.parametrize("version", ["0.13.0", "0.12.7"])
+def test_on_request_any_version_passes_without_a_word(monkeypatch, version):
+    monkeypatch.setenv("UNISONO_VERSIONS", "any")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         JAX.check(version)
 
 
@@ -93,11 +108,25 @@ def test_the_warning_comes_once_and_names_the_line_of_the_user(monkeypatch, unch
     assert {warning.filename for warning in said} == {__file__}
 
 
-def test_a_name_of_unisono_is_not_imported_for_another_keras(monkeypatch, unchecked):
+@pytest.mark.parametrize(
+    ("installed", "error"),
+    [
+        ({"keras": "3.16.0"}, "this is keras 3.16.0"),
+        ({"keras-nightly": "3.16.0.dev2026102704"}, "this is keras 3.16.0.dev2026102704"),
+        ({}, "keras>=3.15.0,<3.16, which is not installed"),
+    ],
+)
+def test_a_name_of_unisono_is_not_imported_for_another_keras(monkeypatch, unchecked, installed, error):
     """Private parts that have gone would fail with less clear words."""
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: "3.16.0")
+
+    def version(package):
+        if package not in installed:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
     for _ in range(2):
-        with pytest.raises(ImportError, match="this is keras 3.16.0"):
+        with pytest.raises(ImportError, match=error):
             un.__getattr__("MirroredStrategy")
 
 

@@ -5,13 +5,19 @@ Bits depend on these libraries; each has the versions with which Unisono works.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import os
 import re
 import warnings
 from typing import NamedTuple
 
 VERSION = "0.1.0"
+
+SWITCH = "UNISONO_VERSIONS"
+ANY = "any"
+"""The value of the switch with which releases are not checked."""
 
 
 class ReleaseWindow(NamedTuple):
@@ -34,10 +40,13 @@ class ReleaseWindow(NamedTuple):
 
     def check(self, version: str) -> None:
         """Refuse a release outside of the window. A release inside that was not tried is warned of."""
+        if os.environ.get(SWITCH) == ANY:
+            return
         if not read_numbers(self.oldest) <= read_numbers(version) < read_numbers(self.end):
             raise ImportError(
                 f"Unisono works with {self.requirement}, and this is {self.package} {version}. Unisono uses private parts of {self.package}, "
-                f"which change from release to release. Install a release of the window: pip install '{self.requirement}'."
+                f"which change from release to release. Install a release of the window: pip install '{self.requirement}'. To try "
+                f"{version} all the same, set {SWITCH}={ANY}."
             )
         if version not in self.tried:
             warnings.warn(
@@ -63,7 +72,20 @@ def read_numbers(version: str) -> tuple[int, ...]:
 def check_versions() -> None:
     """Check the installed libraries, once in a process."""
     for window in WINDOWS:
-        window.check(importlib.metadata.version(window.package))
+        version = find_version(window.package)
+        if version is None:
+            raise ImportError(
+                f"Unisono works with {window.requirement}, which is not installed: pip install '{window.requirement}'."
+            )
+        window.check(version)
+
+
+def find_version(package: str) -> str | None:
+    """Find the version of an installed package, or of its nightly build. None if neither is installed."""
+    for name in (package, f"{package}-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def list_versions() -> dict[str, str]:

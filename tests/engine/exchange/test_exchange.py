@@ -26,7 +26,7 @@ from unisono._src.engine.packing import pack_tree
 from unisono._src.engine.step import running_sums
 from unisono._src.engine.step.plan import plan_batch
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.placement import Placement
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")

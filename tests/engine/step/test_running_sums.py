@@ -16,7 +16,7 @@ from unisono._src.engine import reduction_tree
 from unisono._src.engine.step import running_sums
 from unisono._src.kernels.native.library import load_kernels
 from unisono._src.kernels.native.step_calls import call_push
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.placement import split_evenly
 
 MOST = 12

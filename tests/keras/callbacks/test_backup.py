@@ -8,7 +8,6 @@ import itertools
 import json
 import random
 import re
-import shutil
 import textwrap
 import warnings
 from typing import Any
@@ -63,16 +62,6 @@ def test_every_point_over_every_source(tmp_path_factory, whole, source, after, f
     interrupt(directory, after=after, freq=freq, **data)
     assert resume(directory, strategy=on(*then), **data) == whole(**data)
     assert not directory.exists()
-
-
-@pytest.mark.slow
-def test_on_any_number_of_devices(tmp_path):
-    """One run on eight devices, broken off, and all that may follow it."""
-    reference = fit(model_on(on(1, 8)))
-    interrupt(tmp_path / "b", strategy=on(8, 8), freq=1)
-    for devices in (1, 2, 3, 4, 8):
-        shutil.copytree(tmp_path / "b", tmp_path / str(devices))
-        assert resume(tmp_path / str(devices), strategy=on(devices, 8)) == reference
 
 
 # --- trainings with more than weights, over data of every kind --------------------------------------------------------

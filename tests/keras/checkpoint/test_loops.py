@@ -153,13 +153,6 @@ def test_saved_again_before_the_next_batch(tmp_path, whole):
     assert training.restored(before).run() == whole("arrays")
 
 
-@pytest.mark.slow
-def test_another_strategy_with_the_same_replicas(tmp_path, whole):
-    path = Training(on(4, 4)).run(tmp_path, save_at=5)
-    assert Training(un.OneDeviceStrategy(replicas=4)).restored(path).run() == whole("arrays")
-    Training(on(1, 2)).restored(path, allow_other_replicas=True)
-
-
 # --- passes that are left ---------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 
@@ -307,52 +306,6 @@ def test_a_disk_that_is_really_full(tmp_path):
         ballast.unlink()
         save(store, 4)
         assert store.load_newest().path == store.path(4)
-
-
-LIMITED = """
-import os, resource, sys
-import keras, numpy as np
-import unisono as un
-variable = keras.Variable(np.random.default_rng(0).random(100_000).astype("float32"))
-checkpoint = un.Checkpoint(of=variable)
-good = checkpoint.save(sys.argv[1] + "/ckpt")
-assert un.latest_checkpoint(sys.argv[1]) == good  # imports what nobody else may read
-variable.assign(variable + 1)
-if sys.argv[2] == "a limit":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-else:
-    os.chmod(sys.argv[1], 0o555)
-    if os.geteuid() == 0:  # whom no permission keeps from writing
-        os.setuid(65534)
-checkpoint.save(sys.argv[1] + "/ckpt")
-try:
-    checkpoint.wait()
-except OSError as error:
-    print(error)
-assert un.latest_checkpoint(sys.argv[1]) == good
-checkpoint.restore(good)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "said"),
-    [
-        ("a limit", "a file is larger than the limit of 20000 bytes (ulimit -f) allows: 400000 bytes wanted"),
-        ("no permission", "PermissionError: [Errno 13] Permission denied: '{0}/ckpt_2.unfinished'"),
-    ],
-)
-def test_a_process_that_may_not_write(limit, said):
-    """The error names the checkpoint, and those that stay good."""
-    with tempfile.TemporaryDirectory() as directory:  # others may not even look into those of pytest
-        done = python("-c", LIMITED, directory, limit)
-        os.chmod(directory, 0o755)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.strip() == (
-            f"The checkpoint {directory}/ckpt_2 was not written: {said.format(directory)}. Those before it are as they were: "
-            f"{directory}/ckpt_1."
-        )
-        assert list_names(directory) == ["ckpt_1"]
 
 
 # --- in the background ------------------------------------------------------------------------------------------------

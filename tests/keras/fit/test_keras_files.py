@@ -6,7 +6,6 @@ import contextlib
 import itertools
 
 import keras
-import numpy as np
 import pytest
 from keras import layers
 
@@ -74,16 +73,3 @@ def test_the_next_step_is_that_of_the_run_that_was_not_interrupted(tmp_path, her
         assert un.fingerprint(opened) == un.fingerprint(model)
     else:  # plain Keras promises no bits, and R = 4 has other batches for BatchNorm
         assert distance(opened, model) < (1e-6 if here == there else 0.05)
-
-
-@pytest.mark.parametrize("there", mostly_slow(PLACES, "R = 4 on 3"))
-def test_a_copy_has_a_make_of_its_own(there):
-    """clone_model begins anew, wherever it is called."""
-    with on(1, 4).scope():
-        model = make()
-    step(model, 0)
-    with inside(PLACES[there]()):
-        copy = keras.models.clone_model(model)
-    copy.set_weights(model.get_weights())
-    assert un.fingerprint(copy.trainable_variables) == un.fingerprint(model.trainable_variables)
-    np.testing.assert_allclose(copy.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)

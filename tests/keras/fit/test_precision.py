@@ -12,12 +12,9 @@ from keras import layers, optimizers
 import unisono as un
 from sizes import BATCH, ROWS, cases, slow
 from trainings import (
-    assert_equals_keras,
     assert_same_bits,
-    crossentropy,
     distance,
     fitting,
-    labels,
     net,
     on,
     rows,
@@ -28,7 +25,6 @@ from trainings import (
 
 X, Y = rows(ROWS, 5), 3 * rows(ROWS, 2, seed=1)
 FIT = fitting(X, Y, batch_size=BATCH)
-HALF_TOLERANCE = 1e-2
 
 
 def scaled(growth=2, **options):
@@ -81,27 +77,6 @@ def test_a_loss_scale_changes_nothing_that_is_finite():
     assert un.fingerprint(weights(run(regressor(scaled()), FIT, on(3)).model)) == un.fingerprint(weights(plain))
 
 
-def test_a_loss_scale_survives_saving(tmp_path):
-    """Scale and counter are in the file, and the next steps are those of the model that went on, to the bit."""
-    model = run(regressor(scaled(growth=4)), FIT, on(3)).model
-    assert counters(model) == (32.0, 1.0, 5.0)
-    model.save(tmp_path / "model.keras")
-    with on(1).scope():
-        opened = keras.saving.load_model(tmp_path / "model.keras")
-    assert counters(opened) == counters(model)
-    for one in (model, opened):
-        FIT(one)
-    assert counters(model) == (64.0, 2.0, 10.0)
-    assert un.fingerprint(opened) == un.fingerprint(model)
-
-
-@pytest.mark.slow
-def test_clipping_and_averages_inside_a_loss_scale():
-    """The inner optimizer clips the unscaled sum and averages the weights, as in plain Keras."""
-    options = {"global_clipnorm": 0.5, "use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": 2}
-    assert_equals_keras(regressor(scaled(**options)), FIT)
-
-
 @pytest.mark.filterwarnings("ignore:The loss is (nan|inf) in ")
 def test_a_bad_step_within_an_execution():
     """Of five steps in one call the third is skipped, and the two after it count on the halved scale."""
@@ -111,18 +86,6 @@ def test_a_bad_step_within_an_execution():
     ours, plain = assert_same_bits(make, fit), run(make, fit)
     assert counters(ours.model) == counters(plain.model) == (32.0, 0.0, 4.0)
     assert distance(ours.model, plain.model) <= 1e-6
-
-
-@pytest.mark.parametrize("dtype", slow("mixed_float16", "mixed_bfloat16"))
-@pytest.mark.parametrize("layer", [layers.LSTM, *slow(layers.GRU)])
-def test_recurrent_layers_in_half_precision(layer, dtype):
-    """Within one percent of plain Keras in the same precision."""
-    optimizer = lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
-    make = net(lambda: layer(3, dtype=dtype), 3, loss=crossentropy(), optimizer=optimizer)
-    fit = fitting(rows(19, 4, 3), labels(19, 3), batch_size=8)
-    plain, ours = run(make, fit), assert_same_bits(make, fit, replicas=4)
-    assert distance(ours.model, plain.model) <= HALF_TOLERANCE
-    np.testing.assert_allclose(ours.logs["loss"], plain.logs["loss"], rtol=HALF_TOLERANCE)
 
 
 # Keras' policies, which give a model a loss scale.

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-import unisono as un
-from sources import Batches, Endless, generated
-from trainings import assert_same_bits, dense_with_momentum, fitting, labels, net, on, rows, run
+from sources import Batches, Endless
+from trainings import dense_with_momentum, fitting, labels, net, on, rows, run
 from unisono._src.processes import agreement
 
 X, Y = rows(43, 5), labels(43, 3)
@@ -79,46 +78,3 @@ def test_arrays_of_different_lengths_are_refused():
 def test_text_is_refused():
     with pytest.raises(ValueError, match=r"no device can hold.*StringLookup"):
         run(dense_with_momentum, fitting(Batches((np.array([["a"] * 5] * 10), Y[:10]), 5)), on(3))
-
-
-@pytest.mark.parametrize("option", [{"sample_weight": np.ones(43)}, {"validation_split": 0.2}])
-def test_options_for_arrays_are_refused_with_a_dataset(option):
-    with pytest.raises(ValueError, match="sample_weight|validation_split"):
-        run(dense_with_momentum, fitting(Batches((X, Y)), **option), on(3))
-
-
-@pytest.mark.filterwarnings("ignore:The loss is (nan|inf) in ")
-def test_not_a_number_in_the_inputs_is_the_same_everywhere():
-    """One NaN spoils the weights as in plain Keras, and never differently per placement."""
-    x = X.copy()
-    x[11, 2] = np.nan
-    train = lambda model: fitting(x, Y, batch_size=10)(model) and None
-    ours = assert_same_bits(dense_with_momentum, train).model
-    plain = run(dense_with_momentum, train).model
-    for a, b in zip(ours.weights, plain.weights, strict=True):
-        assert np.isnan(np.asarray(a.value)).tolist() == np.isnan(np.asarray(b.value)).tolist()
-
-
-class BrokenError(Exception):
-    pass
-
-
-def breaking(after, error):
-    """A generator that yields some batches and raises."""
-    for number, batch in enumerate(generated((X, Y))):
-        if number == after:
-            raise error
-        yield batch
-
-
-@pytest.mark.parametrize("error", [BrokenError("no disk"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.slow)])
-def test_an_error_in_the_data_leaves_the_last_whole_step(error):
-    """The error arrives as it is; the model holds what two steps gave, and goes on."""
-    model = untrained(on(3))
-    with pytest.raises(type(error)):
-        fitting(breaking(2, error), steps_per_epoch=5)(model)
-    two_steps = run(dense_with_momentum, fitting(X[:20], Y[:20], batch_size=10), on(3)).model
-    assert un.fingerprint(model) == un.fingerprint(two_steps)
-    fitting(X[20:], Y[20:], batch_size=10)(model)
-    fitting(X[20:], Y[20:], batch_size=10)(two_steps)
-    assert un.fingerprint(model) == un.fingerprint(two_steps)

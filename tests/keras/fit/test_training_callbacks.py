@@ -1,7 +1,5 @@
 """Keras' callbacks see what they see in plain Keras, as often, and what they change takes effect."""
 
-import csv
-
 import keras
 import numpy as np
 import pytest
@@ -130,18 +128,6 @@ def test_model_checkpoint_of_weights_and_of_the_model(tmp_path):
     assert un.fingerprint(keras.saving.load_model(tmp_path / "batch-4.keras")) == un.fingerprint(four_steps)
 
 
-def test_csv_logger_and_lambda_callback(tmp_path):
-    """The file has a line an epoch with the history's values; a LambdaCallback gets the logs of every batch."""
-    logs_of_batches, path = [], tmp_path / "log.csv"
-    note = callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs_of_batches.append(dict(logs)))
-    ours = run(regressor(), fitting(X, Y, batch_size=10, epochs=2, callbacks=[callbacks.CSVLogger(path), note]), on(3))
-    with path.open() as file:
-        lines = list(csv.DictReader(file))
-    assert [float(line["loss"]) for line in lines] == ours.logs["loss"]
-    assert len(logs_of_batches) == 10
-    assert (logs_of_batches[4]["loss"], logs_of_batches[4]["mae"]) == (ours.logs["loss"][0], ours.logs["mae"][0])
-
-
 def test_terminate_on_nan():
     """Training stops in the first batch whose loss is no number."""
     x, hooks = X.copy(), Hooks()
@@ -207,13 +193,3 @@ def test_stop_training_in_mid_epoch():
     ours = assert_same_bits(regressor(), fit)
     assert len(ours.logs["loss"]) == 1
     assert int(ours.model.optimizer.iterations.value) == int(run(regressor(), fit).model.optimizer.iterations.value)
-
-
-@pytest.mark.parametrize("verbose", [1, 2])
-def test_the_progress_bar_is_keras_own(verbose, capsys):
-    """What is printed has the steps, the loss and the metric of Keras' bar."""
-    run(regressor(), fitting(X, Y, batch_size=10, verbose=verbose), on(3))
-    printed = capsys.readouterr().out
-    assert "5/5" in printed
-    assert "loss" in printed
-    assert "mae" in printed

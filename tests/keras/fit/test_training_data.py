@@ -104,35 +104,6 @@ def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     assert un.fingerprint(again.model) != un.fingerprint(once.model), "another seed is another order"
 
 
-def test_every_epoch_has_an_order_of_its_own():
-    """At a rate of zero the first rows of an epoch are told by their loss: five epochs, two of them fitted later."""
-    firsts = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch == 0 and firsts.append(logs["loss"]))
-
-    def still():
-        model = dense_with_momentum()
-        model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    def fit(model):
-        for epochs in (3, 2):
-            fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=epochs, shuffle=True, callbacks=[note])(model)
-
-    run(still, fit, on(3))
-    assert len(set(firsts)) == 5
-
-
-@pytest.mark.slow
-def test_shuffled_batches_of_a_dataset():
-    """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
-    runs = [
-        run(dense_with_momentum, fitting(Batches((X, Y), ROWS_AT_ONCE, workers=workers), epochs=2, shuffle=True), on(devices))
-        for workers, devices in ((1, 1), (1, 3), (3, 3))
-    ]
-    assert runs[0].bits == runs[1].bits == runs[2].bits
-    assert runs[0].bits != run(dense_with_momentum, ARRAYS, on(3)).bits
-
-
 def summing(batch_of_rows):
     """A model whose weight, after an epoch, is minus the sum of the rows that it was trained on."""
 
@@ -179,19 +150,6 @@ VALIDATIONS = {
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
     assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, **VALIDATIONS[how]), devices=(3,))
-
-
-EPOCHS = {
-    "of one partial batch": (fitting(X[:10], Y[:10], batch_size=12, epochs=3), 3),
-    "of two steps, which go on through the data": (fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, steps_per_epoch=2), 2),
-    "from the third on": (fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4), 2),
-}
-
-
-@pytest.mark.parametrize("kind", slow(*EPOCHS))
-def test_epochs(kind):
-    fit, count = EPOCHS[kind]
-    assert len(assert_equals_keras(dense_with_momentum, fit).logs["loss"]) == count
 
 
 @pytest.mark.slow

@@ -123,14 +123,6 @@ def test_evaluation_in_fit_equals_evaluation_by_hand():
     assert un.fingerprint(by_hand) == un.fingerprint(inside.model)
 
 
-@pytest.mark.parametrize("layer", [lambda: layers.LSTM(3, stateful=True), lambda: layers.BatchNormalization(synchronized=True)])
-def test_layers_that_see_rows_of_other_replicas_are_refused(layer):
-    """A stateful LSTM and a synchronized BatchNormalization are refused on one device as on many, and run with one replica."""
-    for strategy in (on(1), on(3)):
-        with pytest.raises(ValueError, match="replicas=1|synchronized=True"):
-            run(classifier(layer), fitting(SERIES[:12], labels(12, CLASSES), batch_size=4), strategy)
-
-
 @pytest.mark.parametrize("shape", [(5,), *slow(((6, 6, 3),))])
 def test_synchronized_batch_normalization_has_the_statistics_of_the_whole_batch(shape):
     """Keras refuses to make one on JAX; one that becomes so later is that of the whole batch, in training and in its moving statistics."""

@@ -1,15 +1,14 @@
 """Every loss is that of plain Keras on the whole global batch, whoever computes it, and regularizers count once."""
 
 import itertools
-import warnings
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, losses, ops
 
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
-from trainings import assert_equals_keras, assert_same_bits, crossentropy, fitting, labels, net, on, rows, run, tanh
+from sizes import ROWS_AT_ONCE, mostly_slow, slow
+from trainings import assert_equals_keras, crossentropy, fitting, labels, net, on, rows, run, tanh
 
 X, Y, CLASS = rows(43, 5), rows(43, 3, seed=1), labels(43, 3)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
@@ -154,65 +153,6 @@ def test_weights_and_masks_are_those_of_keras(name):
     assert_equals_keras(make, fitting(x, y, batch_size=batch_size, **weights))
 
 
-# Losses that look at other rows.
-
-
-def distances(y_true, y_pred):
-    """One value for a pair of rows."""
-    pairs = ops.reshape(y_pred, (-1, 2, 3))
-    return ops.sum(ops.square(pairs[:, 0] - pairs[:, 1]), axis=-1)
-
-
-def contrasted(y_true, y_pred):
-    """Each row against all others."""
-    likeness = ops.matmul(y_pred, ops.transpose(y_pred))
-    return ops.logsumexp(likeness, axis=-1) - ops.diagonal(likeness)
-
-
-def of_hard_rows(y_true, y_pred):
-    """Of the rows whose loss is above the mean."""
-    each = ops.sum(ops.square(y_true - y_pred), axis=-1)
-    return each * ops.cast(each > ops.mean(each), each.dtype)
-
-
-class Pairs(keras.Model):
-    """Each row's item beside those of the others, as with negatives from the batch."""
-
-    def __init__(self, columns=None):
-        super().__init__()
-        self.one, self.other = layers.Dense(4), layers.Dense(4)
-        self.columns = columns
-
-    def call(self, x):
-        pairs = ops.matmul(self.one(x), ops.transpose(self.other(x)))
-        return pairs if self.columns is None else ops.sum(pairs, axis=1, keepdims=True) + ops.zeros((1, self.columns))
-
-
-def pairs(columns=None):
-    def make():
-        model = Pairs(columns)
-        model.compile(keras.optimizers.SGD(0.1), crossentropy())
-        return model
-
-    return make
-
-
-OVER_ROWS = {
-    "pairs": (regressor(distances, metrics=[distances]), X[:16], Y[:16], 8),
-    "pairs that replicas tear apart": (regressor(distances), X[:12], Y[:12], 6),
-    "contrasted": (regressor(contrasted), X[:16], Y[:16], 10),
-    "hard rows": (regressor(of_hard_rows), X[:16], Y[:16], 10),
-    "outputs for all pairs": (pairs(), X[:10], np.arange(10), 10),
-    "as many outputs as a replica has rows": (pairs(3), X[:10], np.arange(10) % 3, 10),
-}
-
-
-@pytest.mark.parametrize("name", mostly_slow(OVER_ROWS, "pairs", "pairs that replicas tear apart", "outputs for all pairs"))
-def test_a_loss_that_looks_at_other_rows(name):
-    make, x, y, batch_size = OVER_ROWS[name]
-    assert_equals_keras(make, fitting(x, y, batch_size=batch_size), replicas=(4,))
-
-
 # What layers and models add, and losses that a model computes.
 
 
@@ -326,33 +266,6 @@ def test_a_model_without_targets():
     options = {"batch_size": ROWS_AT_ONCE, "verbose": 0}
     np.testing.assert_allclose(ours.evaluate(X, **options), plain.evaluate(X, **options), rtol=1e-5)
     np.testing.assert_allclose(ours.predict(X, **options), plain.predict(X, **options), rtol=1e-4, atol=1e-5)
-
-
-class Scale(layers.Layer):
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(1,), initializer="ones", regularizer=keras.regularizers.L2(1.0))
-
-    def call(self, x):
-        return x * self.scale
-
-
-def test_regularizers_count_once():
-    """The only gradient is a regularizer's, 2 from 1.0: a step of rate 1 lands on -1.0, whatever R."""
-    for strategy in cases((None, on(3)), (None, on(1, 1), on(1), on(3), on(4, 6))):
-        make = net(Scale, loss=None, optimizer=lambda: keras.optimizers.SGD(1.0))
-        found = run(make, fitting(X[:10], batch_size=10), strategy)
-        assert np.asarray(found.model.trainable_variables[0].value).tolist() == [-1.0]
-        assert found.logs["loss"] == [1.0]
-
-
-@pytest.mark.slow
-def test_a_model_without_weights_to_train():
-    frozen = lambda: layers.Dense(3, trainable=False)
-    make = net(lambda: layers.BatchNormalization(center=False, scale=False), frozen, loss=scalar_loss)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The model does not have any trainable weights")
-        assert_equals_keras(make, fitting(X[:40], Y[:40], batch_size=8), replicas=(1,))
-        assert_same_bits(make, fitting(X[:40], Y[:40], batch_size=8), replicas=4)
 
 
 @pytest.mark.slow

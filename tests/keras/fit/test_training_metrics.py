@@ -3,27 +3,14 @@
 from functools import partial
 
 import keras
-import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
 from own_metrics import Keeps
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
-from trainings import assert_equals_keras, fitting, labels, net, on, rows, run, tanh
+from sizes import ROWS_AT_ONCE, mostly_slow
+from trainings import assert_equals_keras, fitting, net, on, rows, run, tanh
 
-X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
-WEIGHT = np.abs(rows(43, seed=5))
-BINARY_METRICS = [
-    metrics.BinaryAccuracy, metrics.BinaryCrossentropy, metrics.Precision, metrics.Recall, metrics.AUC,
-    metrics.TruePositives, metrics.FalseNegatives, metrics.MeanSquaredError, metrics.RootMeanSquaredError,
-    partial(metrics.SensitivityAtSpecificity, 0.5), partial(metrics.SpecificityAtSensitivity, 0.5),
-    partial(metrics.PrecisionAtRecall, 0.5), partial(metrics.AUC, curve="PR"), metrics.Hinge,
-    partial(metrics.F1Score, threshold=0.5), partial(metrics.BinaryIoU, threshold=0.5), metrics.R2Score,
-]  # fmt: skip
-CLASS_METRICS = [
-    "accuracy", "sparse_categorical_crossentropy", partial(metrics.SparseTopKCategoricalAccuracy, 2),
-    partial(metrics.MeanIoU, 3, sparse_y_pred=False),
-]  # fmt: skip
+X, BINARY = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32")
 
 
 def whole_batch(y_true, y_pred):
@@ -41,65 +28,32 @@ LOSSES = [
 ]  # fmt: skip
 
 
-def binary(last=1, **options):
+def binary(*kinds):
     """A function that makes and compiles a classifier with fresh metrics, numbered: Keras numbers them on and on."""
 
     def fresh(number, metric):
         return metric if isinstance(metric, str) or metric is whole_batch else metric(name=f"metric_{number}")
 
     def make():
-        made = {name: [fresh(*numbered) for numbered in enumerate(of)] for name, of in options.items()}
-        loss, activation = ("binary_crossentropy", "sigmoid") if last == 1 else ("sparse_categorical_crossentropy", "softmax")
-        return net(tanh(7), lambda: layers.Dense(last, activation), loss=loss, **made)()
+        made = [fresh(*numbered) for numbered in enumerate(kinds)]
+        return net(tanh(7), lambda: layers.Dense(1, "sigmoid"), loss="binary_crossentropy", metrics=made)()
 
     return make
 
 
 TRAININGS = {
-    "two classes": (
-        binary(metrics=BINARY_METRICS[::2], weighted_metrics=BINARY_METRICS[1::2]),
-        fitting(X, BINARY, sample_weight=WEIGHT, batch_size=ROWS_AT_ONCE),
-    ),
-    "held-out weighted rows": (
-        binary(metrics=["mae", metrics.AUC], weighted_metrics=["mse", metrics.Precision]),
-        fitting(X, BINARY, batch_size=ROWS_AT_ONCE, validation_data=(X[:13], BINARY[:13], WEIGHT[:13])),
-    ),
-    "several classes": (binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=ROWS_AT_ONCE, epochs=2)),
-    "one number for a batch": (binary(metrics=[whole_batch]), fitting(X, BINARY, batch_size=ROWS_AT_ONCE)),
-    "integers": (binary(metrics=[counts]), fitting(X, BINARY, batch_size=ROWS_AT_ONCE, epochs=2)),
-    "losses": (binary(metrics=LOSSES), fitting(X[:26], BINARY[:26], batch_size=16)),
+    "one number for a batch": (binary(whole_batch), fitting(X, BINARY, batch_size=ROWS_AT_ONCE)),
+    "integers": (binary(counts), fitting(X, BINARY, batch_size=ROWS_AT_ONCE, epochs=2)),
+    "losses": (binary(*LOSSES), fitting(X[:26], BINARY[:26], batch_size=16)),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight as `float`")  # of IoU
 @pytest.mark.parametrize("name", mostly_slow(TRAININGS, "losses"))
 def test_metrics_equal_those_of_keras(name):
     """Over ragged batches, some replicas without rows."""
     make, fit = TRAININGS[name]
     plain = assert_equals_keras(make, fit, devices=(3,))
     assert name != "integers" or plain.logs["metric_0"] == [int(BINARY.sum())] * 2
-
-
-@pytest.mark.parametrize("count", [41, *slow(43, 8, 3)])
-def test_evaluation_metrics_of_any_number_of_rows(count):
-    """Batches with fewer rows than replicas put nothing into a metric but their rows."""
-    make = binary(metrics=["mae", metrics.BinaryAccuracy, *cases([], [metrics.AUC])])
-    model = run(make, lambda model: model.build((None, 5)), on(3)).model
-    logs = model.evaluate(X[:count], BINARY[:count], batch_size=ROWS_AT_ONCE, verbose=0, return_dict=True)
-    y_pred = model.predict(X[:count], batch_size=ROWS_AT_ONCE, verbose=0)
-    np.testing.assert_allclose(logs["mae"], np.abs(y_pred - BINARY[:count]).mean(), rtol=1e-5)
-    np.testing.assert_allclose(logs["metric_1"], ((y_pred > 0.5) == BINARY[:count]).mean(), rtol=1e-6)
-    np.testing.assert_allclose(logs["loss"], keras.losses.BinaryCrossentropy()(BINARY[:count], y_pred), rtol=1e-5)
-
-
-def test_accuracies_with_and_without_state_and_a_count():
-    """A metric object and a function in one compile: both one, then, on wrong labels, both zero. Of eleven rows five are found."""
-    ones = lambda: layers.Dense(1, kernel_initializer="ones")
-    kinds = [metrics.BinaryAccuracy(name="object"), keras.metrics.binary_accuracy, metrics.TruePositives(name="count")]
-    model, x = run(net(ones, metrics=kinds), lambda model: model, on(3)).model, (np.arange(11) % 2).astype("float32")[:, None]
-    for y, expected, count in ((x, 1.0, 5), (1 - x, 0.0, 0)):
-        logs = model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
-        assert (logs["object"], logs["binary_accuracy"], logs["count"]) == (expected, expected, count)
 
 
 class Encoder(keras.Model):
@@ -121,7 +75,7 @@ def test_a_metric_of_a_model_in_the_model_is_left_out():
 
 def test_metrics_start_anew_in_every_epoch_and_evaluation():
     """Nothing of training reaches an evaluation, nor of one epoch the next."""
-    make = binary(metrics=["mae", metrics.TruePositives])
+    make = binary("mae", metrics.TruePositives)
     model = run(make, fitting(X, BINARY, batch_size=ROWS_AT_ONCE, epochs=2), on(3)).model
     first = model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0)
     assert model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0) == first

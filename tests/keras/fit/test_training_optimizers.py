@@ -125,17 +125,6 @@ def test_five_steps_of_an_optimizer(name):
     assert int(getattr(ours.optimizer, "inner_optimizer", ours.optimizer).iterations.value) == 5
 
 
-@pytest.mark.slow
-def test_one_replica_of_adam():
-    """One replica is plain Keras, the optimizer's slots included."""
-    make = regressor(optimizers.Adam)
-    plain = assert_equals_keras(make, FIT, replicas=(1,), tolerance=ADAM_TOLERANCE).model
-    ours = run(make, FIT, on(8)).model
-    assert [v.shape for v in ours.optimizer.variables] == [v.shape for v in plain.optimizer.variables]
-    ours, theirs = (np.concatenate([np.ravel(v.value) for v in model.optimizer.variables]) for model in (ours, plain))
-    assert np.linalg.norm(ours - theirs) <= ADAM_TOLERANCE * np.linalg.norm(theirs)
-
-
 class Two(layers.Layer):
     def build(self, shape):
         one = keras.initializers.Constant(1.0)
@@ -252,27 +241,3 @@ def test_weights_that_are_their_averages_train_on():
     ours = assert_same_bits(make, used_again(lambda model: None), devices=(3,))
     assert distance(ours.model, plain.model) <= SGD_TOLERANCE
     assert_close_logs(ours.logs, plain.logs)
-
-
-class Spare(layers.Layer):
-    """Has weights that take no part in the output, before and after one that does."""
-
-    def build(self, shape):
-        self.before = self.add_weight(shape=(3,), initializer="ones")
-        self.used = self.add_weight(shape=(shape[-1],), initializer="ones")
-        self.still = self.add_weight(shape=(2,), initializer="ones", trainable=False)
-        self.after = self.add_weight(shape=(4,), initializer="ones")
-
-    def call(self, x):
-        return x * self.used
-
-
-@pytest.mark.slow
-def test_weights_without_a_gradient():
-    """They keep their values under Adam, and no other weight gets their slots."""
-    make = net(Spare, lambda: layers.Dense(4, trainable=False), 2, optimizer=lambda: optimizers.Adam(0.02))
-    for found in (assert_equals_keras(make, FIT, tolerance=ADAM_TOLERANCE).model, run(make, FIT, on(3)).model):
-        spare = found.layers[0]
-        assert np.asarray(spare.before.value).tolist() == [1.0] * 3
-        assert np.asarray(spare.after.value).tolist() == [1.0] * 4
-        assert not np.array_equal(np.asarray(spare.used.value), np.ones(5))

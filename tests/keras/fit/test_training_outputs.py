@@ -11,34 +11,20 @@ from trainings import assert_equals_keras, crossentropy, fitting, labels, rows
 ONE, TWO = rows(43, 3), rows(43, 4, seed=3)
 Y, CLASS = rows(43, 2, seed=4), labels(43, 3)
 WEIGHT = np.abs(rows(43, seed=5))
-NAMES = ("value", "kind")
 
 
-def two_headed(outputs=dict, inputs=dict, **options):
-    """A function that makes a model of two inputs and two outputs, in these containers."""
+def two_headed(**options):
+    """A function that makes a model of two inputs and two outputs."""
 
     def make():
         one, two = keras.Input((3,), name="one"), keras.Input((4,), name="two")
         hidden = layers.Dense(5, "tanh")(layers.Concatenate()([one, two]))
-        heads = layers.Dense(2, name="value")(hidden), layers.Dense(3, name="kind")(hidden)
-        model = keras.Model(packed(inputs, one, two), packed(outputs, *heads, names=NAMES))
+        heads = {"value": layers.Dense(2, name="value")(hidden), "kind": layers.Dense(3, name="kind")(hidden)}
+        model = keras.Model({"one": one, "two": two}, heads)
         model.compile(keras.optimizers.SGD(0.1), **options)
         return model
 
     return make
-
-
-def packed(container, first, second, names=("one", "two")):
-    return dict(zip(names, (first, second), strict=True)) if container is dict else container((first, second))
-
-
-@pytest.mark.parametrize("container", slow(dict, list, tuple))
-def test_containers_of_inputs_and_outputs(container):
-    """Dicts, lists and tuples of inputs and outputs: total loss and the loss of each output equal plain Keras."""
-    loss = packed(list if container is tuple else container, "mse", crossentropy(), NAMES)
-    x, y = packed(container, ONE, TWO), packed(container, Y, CLASS, NAMES)
-    plain = assert_equals_keras(two_headed(container, container, loss=loss), fitting(x, y, batch_size=ROWS_AT_ONCE))
-    assert sorted(plain.logs) == ["kind_loss", "loss", "value_loss"]
 
 
 WEIGHTS_AND_METRICS = {

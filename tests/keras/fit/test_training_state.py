@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
+from sizes import ROWS_AT_ONCE, cases, mostly_slow
 from trainings import assert_equals_keras, assert_same_bits, crossentropy, fitting, labels, net, on, rows, run, tanh
 
 X, Y = rows(43, 5) * 2 + 1, labels(43, 3)
@@ -46,13 +46,6 @@ def test_batch_normalization_and_dropout_on_every_placement(name):
     assert all(np.isfinite(np.asarray(w.value)).all() for w in ours.model.weights)
 
 
-@pytest.mark.parametrize("momentum", [0.9, *slow(0.8, 0.99)])
-def test_the_moving_mean_is_that_of_all_rows(momentum):
-    """Replicas' means weighted by their rows are the mean of the whole batch, as in plain Keras."""
-    plain, ours = (run(classifier(normalization(momentum)), FIT, strategy).model.layers[0] for strategy in (None, on(3)))
-    np.testing.assert_allclose(ours.moving_mean.value, plain.moving_mean.value, rtol=1e-5)
-
-
 @pytest.mark.parametrize("parts", [(3, 3, 2, 2), (1, 1, 1)])
 def test_the_moving_variance_is_the_mean_of_the_replicas(parts):
     """(momentum) old + (1 - momentum) times the replicas' variances, weighted by rows. Rows alone have none, and replicas without rows add
@@ -77,42 +70,6 @@ def test_a_frozen_batch_normalization_is_plain_keras():
 
 
 # Random numbers.
-
-
-class Kept(layers.Layer):
-    """Keeps a mask of one row."""
-
-    def build(self, shape):
-        self.dropout = layers.Dropout(0.5)
-        self.seen = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
-
-    def call(self, x, training=False):
-        if training:
-            self.seen.assign(self.dropout(ops.ones((1, *x.shape[1:])), training=True)[0])
-        return x
-
-
-@pytest.mark.slow
-def test_layers_draw_different_masks_and_move_on_as_in_keras():
-    """A mask of no rows is one for all replicas, as in Keras, two layers of one shape differ, and seed generators stand where Keras' do."""
-    plain = assert_equals_keras(classifier(64, Kept, Kept), fitting(X[:8], Y[:8], batch_size=8), replicas=(4,))
-    one, two = (np.asarray(layer.seen.value) for layer in plain.model.layers[1:3])
-    assert not np.array_equal(one, two)
-    make = classifier(7, dropout(0.4), dropout(0.4))
-    plain, ours = (run(make, FIT, strategy).model for strategy in (None, on(3)))
-    states = [[np.asarray(v.value).tolist() for v in model.non_trainable_variables] for model in (ours, plain)]
-    assert states[0] == states[1] != [[0, 0], [0, 0]]
-
-
-@pytest.mark.slow
-def test_dropout_is_for_training_only():
-    """Nearly everything is dropped in fit, and nothing in predict and evaluate."""
-    model = run(classifier(dropout(0.9999)), FIT, on(3)).model
-    expected = X @ np.asarray(model.layers[-1].kernel.value) + np.asarray(model.layers[-1].bias.value)
-    np.testing.assert_allclose(model.predict(X, batch_size=ROWS_AT_ONCE, verbose=0), expected, rtol=1e-4, atol=1e-5)
-    before = un.fingerprint(model)
-    model.evaluate(X, Y, batch_size=ROWS_AT_ONCE, verbose=0)
-    assert un.fingerprint(model) == before
 
 
 # State that a layer assigns in its forward pass.

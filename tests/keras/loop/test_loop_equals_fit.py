@@ -51,30 +51,6 @@ def test_loops_have_one_fingerprint(name, batch_size, precision):
     assert len(seen) == 1
 
 
-OPTIMIZERS = {
-    "Adadelta": keras.optimizers.Adadelta,
-    "Adafactor": keras.optimizers.Adafactor,
-    "Adam with clipping and EMA": lambda: keras.optimizers.Adam(global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2),
-    "AdamW": keras.optimizers.AdamW,
-    "Ftrl": keras.optimizers.Ftrl,
-    "Lion": keras.optimizers.Lion,
-    "Muon": keras.optimizers.Muon,
-    "Nadam": keras.optimizers.Nadam,
-    "RMSprop": lambda: keras.optimizers.RMSprop(momentum=0.5, centered=True),
-    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-}
-
-
-@pytest.mark.parametrize("name", slow(*OPTIMIZERS))
-def test_every_optimizer_and_every_form_of_a_loop(name):
-    """66 rows in batches of 32: the last has fewer rows than there are replicas."""
-    x, y = data("dense", 66)
-    seen = {by_fit(on(4), MODELS["normalized"], OPTIMIZERS[name], x, y, 32)}
-    for devices, how in ((1, "for"), (2, "iterator"), (8, "epoch")):
-        seen.add(Loop(on(devices), MODELS["normalized"], OPTIMIZERS[name], batch_size=32).train(x, y, how=how))
-    assert len(seen) == 1
-
-
 @pytest.mark.parametrize("replicas", slow(1, 2, 5))
 @pytest.mark.parametrize("loss", ["average", *slow("vector", "fixed")])
 def test_every_r_and_every_loss(replicas, loss):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -49,80 +48,12 @@ def test_scales_are_those_of_the_whole_batch(replicas):
     np.testing.assert_allclose(ours.logs["loss"], plain.logs["loss"], rtol=1e-3)
 
 
-def in_a_loop(strategy):
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = quantized()
-        loss = keras.losses.MeanSquaredError(reduction=None)
-
-    def step(batch):
-        x, y = batch
-        _, gradients = un.value_and_grad(lambda: loss(y, model(x, training=True)), model.trainable_variables)
-        model.optimizer.apply(gradients, model.trainable_variables)
-
-    for _ in range(EPOCHS):
-        for batch in strategy.distribute_dataset((X, Y), batch_size=BATCH):
-            strategy.run(step, args=(batch,))
-    return model
-
-
-@pytest.mark.slow
-def test_a_loop_of_the_users_own():
-    one, three = in_a_loop(on(1, 4)), in_a_loop(on(3, 4))
-    assert un.fingerprint(one) == un.fingerprint(three)
-    for name, value in overwritten(run(quantized, FIT).model).items():
-        np.testing.assert_allclose(overwritten(one)[name], value, rtol=1e-3, err_msg=name)
-
-
 def test_the_first_values_are_exact():
     """Nothing is rounded by them yet: the largest value of a batch is the largest of its shards, and gradients are of one global loss."""
     fit = fitting(X[:BATCH], Y[:BATCH], batch_size=BATCH)
     theirs, found = overwritten(run(quantized, fit).model), overwritten(run(quantized, fit, on(1)).model)
     for name, value in theirs.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
-
-
-@pytest.mark.slow
-def test_other_layers_of_float8():
-    def einsum():
-        stack = (
-            layers.Reshape((5, 1)),
-            layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d"),
-            layers.Flatten(),
-            layers.Dense(2),
-        )
-        model = in_float8(keras.Sequential([keras.Input((5,)), *stack]))
-        model.compile(keras.optimizers.SGD(0.02), "mse")
-        return model
-
-    ours, plain = assert_same_bits(einsum, FIT, replicas=4), run(einsum, FIT)
-    for mine, value in zip(overwritten(ours.model).values(), overwritten(plain.model).values(), strict=True):
-        np.testing.assert_allclose(mine, value, rtol=1e-2)
-
-
-class OwnStep(keras.Sequential):
-    """With a train_step of its own, whose loss is the mean over its rows."""
-
-    def train_step(self, state, data):
-        trainable, others, slots, metrics = state
-        x, y = data
-
-        def loss_of(trainable):
-            predictions, new = self.stateless_call(trainable, others, x, training=True)
-            return ops.mean(ops.square(predictions - y)), new
-
-        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
-        trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
-        return {"loss": loss}, (trainable, others, slots, metrics)
-
-
-@pytest.mark.slow
-def test_scales_in_a_step_of_the_models_own():
-    """They are those of the whole batch, as in Keras."""
-    make, fit = (lambda: quantized(OwnStep)), fitting(X[:-1], Y[:-1], batch_size=BATCH)
-    theirs, found = overwritten(run(make, fit).model), overwritten(assert_same_bits(make, fit, cases((3,), (1, 3)), 4).model)
-    for name, value in theirs.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-2, err_msg=name)
 
 
 @pytest.mark.parametrize("precision", slow("mixed_float16", "float32"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pathlib
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
-from sizes import RAGGED, ROWS_AT_ONCE, cases, mostly_slow
+from sizes import RAGGED, ROWS_AT_ONCE, mostly_slow
 from trainings import assert_same_bits, fitting, labels, rows, run
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -190,60 +189,6 @@ def test_metrics_that_the_model_feeds():
     assert {f"plain {name}" for name in FED_BY_THE_MODEL} < set(plain)
     for name, values in plain.items():
         np.testing.assert_allclose(ours[name], values, rtol=1e-5, err_msg=name)
-
-
-def largest(y_true, y_pred):
-    """One number for all rows."""
-    return ops.max(y_true)
-
-
-@pytest.mark.slow
-def test_a_metric_of_one_number_for_a_batch():
-    """Every batch counts once, as in plain Keras, whatever the replicas: here they cannot but agree on its number."""
-    y = np.repeat([1.0, 2.0, 4.0], [20, 20, 3])[:, None].astype("float32")
-
-    def make():
-        model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=[largest])
-        return model
-
-    fit = fitting(X, y, batch_size=20)
-    ours, plain = assert_same_bits(make, fit).logs, run(make, fit).logs
-    np.testing.assert_allclose(ours["largest"], [7 / 3], rtol=1e-6)
-    np.testing.assert_allclose(plain["largest"], [7 / 3], rtol=1e-6)
-
-
-class FeedingOnce(keras.Sequential):
-    """Feeds a metric with one number for each batch."""
-
-    def __init__(self, kind: type[metrics.Metric], reduce: Callable[[Any], Any]) -> None:
-        super().__init__([keras.Input((5,)), layers.Dense(3)])
-        self.fed, self.reduce = kind(name="fed"), reduce
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        self.fed.update_state(self.reduce(distances(y, y_pred)))
-        return super().compute_metrics(x, y, y_pred, sample_weight)
-
-
-def feeding_once(kind, reduce):
-    def make():
-        model = FeedingOnce(kind, reduce)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("kind", "reduce"), mostly_slow(itertools.product(FED_BY_THE_MODEL.values(), (ops.mean, ops.sum)), (metrics.Mean, ops.mean))
-)
-def test_metrics_that_the_model_feeds_with_one_number_for_a_batch(kind, reduce):
-    """The mean of all rows, or their sum: what the replicas' numbers make is plain Keras' number, not that many times it."""
-    make = feeding_once(kind, reduce)
-    ours = assert_same_bits(make, trained("numbers"), cases((3,), (1, 3))).logs
-    plain = run(make, trained("numbers")).logs
-    np.testing.assert_allclose(ours["fed"], plain["fed"], rtol=1e-5)
-    np.testing.assert_allclose(ours["val_fed"], plain["val_fed"], rtol=1e-5)
 
 
 def table() -> list[str]:

@@ -3,7 +3,6 @@
 import warnings
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from keras import layers, ops
 
 import unisono as un
 from sizes import cases, mostly_slow, slow
-from trainings import assert_close_logs, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from trainings import assert_close_logs, assert_equals_keras, fitting, labels, on, rows, run
 
 X, Y = rows(40, 5), labels(40, 2)
 BATCH, HELD_OUT = cases((20, 20), (16, 24))
@@ -131,23 +130,6 @@ def test_logs_are_those_of_keras(model_class):
     assert all(np.isfinite(values).all() for values in plain.logs.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_class", [FromResults, OwnLoss, SomeResults])
-@pytest.mark.parametrize("replicas", [2, 1])
-def test_logs_of_eager_steps(model_class, replicas):
-    def fit(model):
-        return model.fit(X, Y, batch_size=20, shuffle=False, verbose=0)
-
-    plain = run(lambda: make(model_class), fit)
-    with on(1, replicas).scope():
-        keras.utils.set_random_seed(0)
-        eager = make(model_class, run_eagerly=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # eager steps are slow, and a batch says so
-        logs = fit(eager).history
-    assert_close_logs(logs, plain.logs)
-
-
 class BatchLogs(keras.callbacks.Callback):
     """Keeps the logs of each batch."""
 
@@ -177,35 +159,6 @@ def test_callbacks_see_the_numbers_of_each_batch_and_running_results(model_class
             assert_close_logs(one, of_keras)
 
 
-class Reading(Net):
-    """Its step reads a value, which no trace can do."""
-
-    def train_step(self, state, data):
-        logs, state = super().train_step(state, data)
-        return logs | {"size": ops.convert_to_tensor(float(logs["loss"]))}, state
-
-
-@pytest.mark.slow
-def test_logs_of_eager_steps_that_cannot_be_traced():
-    """What has the value of a result is this result."""
-
-    def make_reading():
-        model = Reading()
-        model(X[:1])
-        model.compile(keras.optimizers.SGD(0.01), "binary_crossentropy", run_eagerly=True)
-        return model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        runs = [
-            run(make_reading, fitting(X, Y, batch_size=40), strategy).logs
-            for strategy in cases((None, on(1, 2)), (None, on(1, 1), on(1, 2)))
-        ]
-    assert set(runs[0]) == {"loss", "size"}
-    for logs in runs[1:]:
-        assert_close_logs(logs, runs[0])
-
-
 def test_callbacks_follow_a_loss_of_the_steps_own():
     """A tracker that is not fed is no loss of zero: training would stop."""
     with un.MirroredStrategy(replicas=4).scope():
@@ -214,60 +167,3 @@ def test_callbacks_follow_a_loss_of_the_steps_own():
     history = model.fit(X, Y, batch_size=8, epochs=4, verbose=0, validation_data=(X, Y), callbacks=[stop]).history
     assert len(history["val_loss"]) == 4
     assert min(history["val_loss"]) > 0.05
-
-
-class Mixed(Net):
-    """A log of a metric and of rows."""
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        logs = super().compute_metrics(x, y, y_pred, sample_weight)
-        return logs | {"gap": logs["recall"] - ops.mean(y_pred)}
-
-
-class FewerLogs(Net):
-    """Its step returns a log of long batches alone."""
-
-    def train_step(self, state, data):
-        x, _ = data
-        logs, state = super().train_step(state, data)
-        largest = ops.max(ops.abs(x))
-        return {"error": logs["loss"]} | ({"long": 0 * largest + 7} if len(x) > 8 else {}), state
-
-
-@pytest.mark.slow
-def test_a_step_that_returns_other_logs_of_other_batches():
-    """The last batch of 8 rows is the one that Keras shows."""
-    strategy = on(1, 4)
-    with strategy.scope():
-        model = FewerLogs()
-        model.compile("sgd", "binary_crossentropy", steps_per_execution=1)
-    history = model.fit(X[:24], Y[:24], batch_size=16, shuffle=False, verbose=0)
-    assert list(history.history) == ["error"]
-
-
-class ByResult(Net):
-    """What the warning says: the log is computed from what all replicas have added."""
-
-    def get_metrics_result(self):
-        logs = super().get_metrics_result()
-        return logs | {"double": 2 * logs["recall"]}
-
-
-@pytest.mark.slow
-def test_a_log_of_get_metrics_result():
-    plain = assert_equals_keras(lambda: make(ByResult), FIT, replicas=(4,), devices=(2,))
-    np.testing.assert_allclose(plain.logs["double"], 2 * np.asarray(plain.logs["recall"]), rtol=1e-6)
-
-
-def test_bits_do_not_depend_on_the_placement():
-    for model_class in cases([SomeResults], [FromResults, SomeResults]):
-        assert_same_bits(lambda model_class=model_class: make(model_class), FIT, cases((1, 4), (1, 2, 4)), 4)
-
-
-OPERATIONS = [
-    lambda a, b: a + b,
-    lambda a, b: a * b,
-    jax.jit(lambda a, b: jnp.maximum(a, b) - a),
-    lambda a, _: jnp.exp(-a) * jnp.array([1.0, 2.0])[1],
-    lambda a, b: jax.lax.cond(a > b, lambda: a, lambda: b),
-]

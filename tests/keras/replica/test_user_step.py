@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from keras import layers
 
-import unisono as un
 from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
@@ -80,14 +79,6 @@ def test_every_placement_has_the_same_bits():
     assert_same_bits(own(dropout=0.3), fit, devices=cases((1, 3), (1, 3, 8)))
 
 
-@pytest.mark.slow
-def test_one_replica_is_keras():
-    plain = run(own(), fitting(X, Y, batch_size=BATCH))
-    alone = run(own(), fitting(X, Y, batch_size=BATCH), on(1, replicas=1))
-    assert np.allclose(plain.logs["loss"], alone.logs["loss"], rtol=1e-5)
-    assert np.allclose(plain.logs["accuracy"], alone.logs["accuracy"])
-
-
 class WithoutStatistics(OwnStep):
     statistics = False
 
@@ -95,17 +86,6 @@ class WithoutStatistics(OwnStep):
 def test_the_sum_over_replicas_is_the_big_batch():
     """Ragged batches and replicas without rows included, for the weights and the means that the step tracks itself."""
     assert_equals_keras(own(kind=WithoutStatistics), fitting(X, Y, batch_size=BATCH), devices=(3,))
-
-
-@pytest.mark.slow
-def test_values_beside_the_metrics_are_means_over_rows():
-    class Extra(WithoutStatistics):
-        def train_step(self, state, data):
-            logs, state = super().train_step(state, data)
-            return logs | {"mean_of_x": keras.ops.mean(data[0])}, state
-
-    logs = run(own(kind=Extra), fitting(X, Y, batch_size=ROWS, epochs=1), on(3)).logs
-    assert np.isclose(logs["mean_of_x"][0], X.mean(), rtol=1e-5)
 
 
 class Nested(WithoutStatistics):
@@ -125,56 +105,6 @@ class Nested(WithoutStatistics):
 @pytest.mark.parametrize("replicas", [8, *slow(1)])
 def test_logs_in_logs_stand_beside_the_others(replicas):
     assert_equals_keras(own(kind=Nested), fitting(X, Y, batch_size=BATCH), replicas=(replicas,), devices=(3,))
-
-
-class ByHand(WithoutStatistics):
-    """Makes its loss by hand, and shows it as a log that no metric gives."""
-
-    how = staticmethod(keras.ops.sum)
-
-    def compute_loss_and_updates(self, weights, others, x, y, sample_weight=None, training=False):
-        y_pred, others = self.stateless_call(weights, others, x, training=training)
-        return self.how(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)), (y_pred, others)
-
-    def updated_metrics(self, values, loss, y, y_pred):
-        new, logs = super().updated_metrics(values, loss, y, y_pred)
-        return new, logs | {"by hand": loss, "examples": float(len(y))}
-
-
-class Root(ByHand):
-    how = staticmethod(lambda losses: keras.ops.sqrt(keras.ops.sum(losses)))
-
-
-class Mean(ByHand):
-    how = staticmethod(keras.ops.mean)
-
-
-@pytest.mark.parametrize("kind", [ByHand, *slow(Mean)])
-def test_a_loss_by_hand_is_weighted_by_how_it_grows(kind):
-    """Sums and means, in the update, in metrics and in logs."""
-
-    def make():
-        model = kind()
-        model.compile(keras.optimizers.SGD(0.01), metrics=["accuracy"])
-        return model
-
-    assert_equals_keras(make, fitting(X[:32], Y[:32], batch_size=16), (4,), devices=cases((3,), (1, 3)), tolerance=1e-5)
-
-
-class WithoutUpdate(WithoutStatistics):
-    """Looks at the data, and leaves the weights as they are."""
-
-    def train_step(self, state, data):
-        weights, others, slots, metrics = state
-        logs, (weights, others, metrics) = self.test_step((weights, others, metrics), data)
-        return logs, (weights, others, slots, metrics)
-
-
-@pytest.mark.slow
-def test_a_step_without_an_update():
-    plain = assert_equals_keras(own(kind=WithoutUpdate), fitting(X, Y, batch_size=BATCH, epochs=2), devices=(3,))
-    assert plain.logs["loss"][0] == pytest.approx(plain.logs["loss"][1])
-    assert plain.logs["loss"][0] > 0
 
 
 class Doubling(OwnStep):
@@ -214,20 +144,6 @@ def spoiled(how):
     return own(kind=Spoiled)
 
 
-def applied_twice(model, state, data):
-    weights, others, slots, metrics = state
-    zeros = [keras.ops.zeros_like(w) for w in weights]
-    weights, slots = model.optimizer.stateless_apply(slots, zeros, weights)
-    weights, slots = model.optimizer.stateless_apply(slots, zeros, weights)
-    return {}, (weights, others, slots, metrics)
-
-
-def used(model, state, data):
-    weights, others, slots, metrics = state
-    weights, slots = model.optimizer.stateless_apply(slots, [keras.ops.zeros_like(w) for w in weights], weights)
-    return {"norm": keras.ops.sum(weights[0])}, (weights, others, slots, metrics)
-
-
 def differentiated(model, state, data):
     """As networks do that train each other."""
     weights, others, slots, metrics = state
@@ -243,29 +159,7 @@ def changed(model, state, data):
     return {}, ([*new[:-1], weights[-1]], others, slots, metrics)
 
 
-def by_hand(model, state, data):
-    weights, *others = state
-    return {}, ([0.9 * w for w in weights], *others)
-
-
-@pytest.mark.parametrize("how", [differentiated, *slow(applied_twice, used, changed, by_hand)])
+@pytest.mark.parametrize("how", [differentiated, *slow(changed)])
 def test_a_step_may_do_what_it_likes(how):
     """Several updates, updated weights that are read again, weights that are set by hand: as plain Keras on the whole batch."""
     assert_equals_keras(spoiled(how), fitting(X, Y, batch_size=8, epochs=1), replicas=(3,))
-
-
-@pytest.mark.slow
-def test_the_loss_is_scaled_by_the_step_itself():
-    """What the step hands to stateless_apply is what is summed: mixed_float16 needs the step's own scale_loss."""
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        assert_same_bits(own(), fitting(X[:16], Y[:16], batch_size=BATCH), devices=(1, 3))
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
-@pytest.mark.slow
-def test_the_optimizer_is_as_it_was():
-    strategy = un.OneDeviceStrategy(replicas=4)
-    model = run(own(), fitting(X, Y, batch_size=BATCH), strategy).model
-    assert "stateless_apply" not in vars(model.optimizer)

@@ -210,17 +210,6 @@ def test_scopes_cannot_be_mixed_and_errors_restore_what_was():
     assert un.get_strategy().num_replicas_in_sync == 1
 
 
-def test_outside_a_scope_every_class_is_the_stock_object():
-    names = [(keras.Model, n) for n in ("__init__", "compile", "fit", "make_train_function")]
-    before = [getattr(cls, n) for cls, n in names]
-    with un.OneDeviceStrategy(replicas=2).scope():
-        inside = small()
-    assert [getattr(cls, n) for cls, n in names] == before
-    assert type(inside) is keras.Sequential
-    assert not [name for name in vars(small()) if name in vars(inside) and name == "_unisono"]
-    assert "compile" not in vars(small())
-
-
 def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     one = un.OneDeviceStrategy(replicas=2)
     with one.scope():

@@ -140,16 +140,6 @@ def test_one_core_has_two_threads():
 
 
 @pytest.mark.slow
-def test_a_single_thread_is_said():
-    *_, said = show("OneDeviceStrategy(replicas=8)", before=ONE_CORE + "; import jax; jax.devices()")
-    assert len(said) == 1
-    assert "JAX runs with one CPU thread here" in said[0]
-    assert "PJRT_NPROC=2" in said[0]
-    assert len(show("OneDeviceStrategy(replicas=8)", PJRT_NPROC="1")[-1]) == 1
-    assert show("OneDeviceStrategy(replicas=8)", PJRT_NPROC="3") == [1, 1, 8, "3", []]
-
-
-@pytest.mark.slow
 def test_devices_that_the_user_has_asked_xla_for_stay():
     assert show("MirroredStrategy()", XLA_FLAGS="--xla_force_host_platform_device_count=3") == [3, 3, 3, None, []]
 

@@ -17,7 +17,7 @@ import rewritten
 from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, mostly_slow, slow
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

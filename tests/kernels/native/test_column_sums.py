@@ -25,7 +25,7 @@ from rewritten import (
 from sizes import cases, mostly_slow, slow
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.native.column_sums import add_up_gated_columns, find_means, find_variances, scale_columns
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

@@ -18,8 +18,8 @@ from keras import layers
 
 from rewritten import NEEDS_KERNELS, normal
 from sizes import cases, slow
-from unisono._src.kernels.native.products import call_convolution, call_convolution_with_bias, call_kernel_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.native.convolutions import call_convolution, call_convolution_with_bias, call_kernel_gradient
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 
@@ -196,23 +196,6 @@ def test_a_row_has_the_same_bits_in_every_batch(kernel):
     x, w = normal((9, 17, 17, kernel[2])), normal(kernel, 1)
     whole = np.asarray(natively(x, w, window))
     np.testing.assert_array_equal(np.asarray(natively(x[3:5], w, window)), whole[3:5])
-
-
-def test_programs_call_the_kernels():
-    """Forward and both gradients, for a plain and a strided convolution."""
-    for stride, calls in ((1, 3), (2, 6)):  # the gradient by a strided input is four convolutions
-
-        def loss(x, w, stride=stride):
-            return (lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=NUMBERS) ** 2).sum()
-
-        text = (
-            jax.jit(rewrite_function(jax.grad(loss, (0, 1)), "cpu"))
-            .lower(normal((8, 16, 16, 32)), normal((3, 3, 32, 32)))
-            .as_text()
-        )
-        assert text.count("@unisono_") == calls
-        assert "stablehlo.convolution" not in text
-        assert "stablehlo.reverse" not in text
 
 
 class TestEpilogues:

@@ -16,7 +16,7 @@ from jax import lax
 
 from rewritten import NEEDS_KERNELS, normal
 from sizes import cases
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

@@ -12,7 +12,7 @@ from jax import lax, nn
 
 from rewritten import NEEDS_KERNELS, assert_same_within_rounding, called_kernels, normal
 from sizes import slow
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

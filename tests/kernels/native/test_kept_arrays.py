@@ -17,7 +17,7 @@ from sizes import cases
 from unisono._src.kernels.native.library import Kernels
 from unisono._src.kernels.native.step_calls import keep_array
 from unisono._src.kernels.products import arrays
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

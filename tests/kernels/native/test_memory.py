@@ -19,10 +19,10 @@ CODE = """
 import resource, sys
 import unisono, jax, numpy as np
 import jax.numpy as jnp
-from unisono._src.kernels.native.products import call_convolution
+from unisono._src.kernels.native.convolutions import call_convolution
 from unisono._src.kernels.native.library import load_kernels
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 def attend(q, k, v):
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k)), v)
@@ -77,8 +77,8 @@ import jax.numpy as jnp
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.exchange.in_program import DeviceGroups
 from unisono._src.engine.step.running_sums import add_over_devices
-from unisono._src.kernels.native.products import call_convolution
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.native.convolutions import call_convolution
+from unisono._src.kernels.rewriting import rewrite_function
 
 mesh, groups = get_mesh(tuple(jax.devices())), DeviceGroups()
 convolve = lambda x, y: call_convolution(x, y, (1, 1), (1, 1), (0, 0), (1, 1)).sum()

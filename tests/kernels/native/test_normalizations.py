@@ -21,7 +21,7 @@ from rewritten import (
     normal,
 )
 from sizes import cases, slow
-from unisono._src.kernels.native.products import normalize_rows
+from unisono._src.kernels.native.normalizations import normalize_rows
 
 pytestmark = NEEDS_KERNELS
 

@@ -13,7 +13,7 @@ from jax import lax
 from rewritten import NEEDS_KERNELS, assert_same_within_rounding, called_kernels, normal
 from sizes import cases, mostly_slow
 from unisono._src.kernels.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

@@ -20,7 +20,7 @@ import rewritten
 from rewritten import NEEDS_KERNELS, build_layer, normal
 from sizes import cases, mostly_slow, slow
 from unisono._src.kernels.native import row_loops
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 
 pytestmark = NEEDS_KERNELS
 

@@ -77,7 +77,7 @@ def test_kernels_on_random_shapes(compiler, watched, tmp_path, level, cases):
     build = load_build()
     library = build.compile_level(compiler, level, [*build.LEVELS[platform.machine()][level], *SANITIZERS], tmp_path)
     arguments = str(tmp_path), str(cases), str(cases)  # the long form has other cases
-    done = python(str(HERE / "compare_kernels.py"), *arguments, timeout=150.0 * cases, UNISONO_NATIVE=level, **watched)
+    done = python(str(HERE / "call_kernels.py"), *arguments, timeout=150.0 * cases, UNISONO_NATIVE=level, **watched)
     assert done.returncode == 0, f"{done.stderr[:6000]}\n...\n{done.stderr[-2000:]}"  # a sanitizer says first what it has found
     found = json.loads(done.stdout)
     assert found["build"].encode() in library.read_bytes()

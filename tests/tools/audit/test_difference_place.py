@@ -15,7 +15,7 @@ from keras import layers
 import unisono as un
 from unisono._src.engine.state import get_step_count
 from unisono._src.keras.record import run_details
-from unisono._src.kernels import rules
+from unisono._src.kernels import rewriting
 from unisono._src.tools.audit.audit_report import Place
 from unisono._src.tools.audit.difference_place import find_place
 from unisono._src.tools.records import RunRecord, find_difference, read_run_record
@@ -47,7 +47,7 @@ def details():
         noted = run_details.get_details()
         assert noted is not None
         yield
-        rules.trace_observers.remove(noted.note_program)
+        rewriting.trace_observers.remove(noted.note_program)
     run_details.get_details.cache_clear()
 
 

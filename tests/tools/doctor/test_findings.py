@@ -44,6 +44,7 @@ def only(findings):
     ],
 )
 def test_versions_are_judged_by_the_window(version, verdict, advice, monkeypatch):
+    monkeypatch.delenv("UNISONO_VERSIONS", raising=False)
     monkeypatch.setattr(installation, "find_version", lambda package: version)
     finding = installation.examine_release(next(window for window in installation.WINDOWS if window.package == "keras"))
     assert (finding.verdict, finding.advice) == (verdict, advice)

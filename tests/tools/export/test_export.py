@@ -67,10 +67,11 @@ class Subclassed(keras.Model):
         super().__init__()
         self.embedding, self.dropout, self.dense = layers.Embedding(20, 4), layers.Dropout(0.3), layers.Dense(3)
 
-    def call(self, tokens, training=False):
+    def call(self, tokens):
+        """The dropout hears from Keras whether it is training."""
         hidden = ops.mean(self.embedding(tokens), 1)
         self.add_loss(ops.mean(hidden**2))
-        return self.dense(self.dropout(hidden, training=training))
+        return self.dense(self.dropout(hidden))
 
 
 def subclassed():

@@ -1,6 +1,6 @@
 """Rewrite programs into forms that XLA runs fast, in loops too.
 
-Attention, normalizations and last results of loops are rewritten before differentiation (`before_gradient`), all else after it (`rules`).
+Attention, normalizations and last results of loops are rewritten before differentiation (`before_gradient`), all else after it (`rewriting`).
 Convolutions, poolings, sums and their gradients are rewritten for speed (`benchmarks/rewrites.py` measures kinds of convolutions and
 pools); matmuls, convolutions and Fourier transforms also for their bits, which then do not depend on the number of threads. Not
 rewritten are:

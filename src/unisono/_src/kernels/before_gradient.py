@@ -94,5 +94,5 @@ def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def find_kernel(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    rules = replace_attention, replace_normalization, replace_batch_normalization
-    return next(filter(None, (rule(eqn, made_by) for rule in rules)), None)
+    rewrites = replace_attention, replace_normalization, replace_batch_normalization
+    return next(filter(None, (rewrite(eqn, made_by) for rewrite in rewrites)), None)

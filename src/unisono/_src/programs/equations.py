@@ -1,6 +1,6 @@
 """Jaxprs with some equations replaced.
 
-The types of rules are here, and this is the one place where a function takes an equation's place. Elsewhere only operands and results are
+The types of rewrites are here, and this is the one place where a function takes an equation's place. Elsewhere only operands and results are
 renamed.
 """
 
@@ -48,8 +48,8 @@ class Replacement(NamedTuple):
     """The equation whose scopes the substitute gets; None for the one that it replaces."""
 
 
-Rule = Callable[[JaxprEqn, Producers], Replacement | None]
-"""A rule returns None for an equation that stays as it is."""
+Rewrite = Callable[[JaxprEqn, Producers], Replacement | None]
+"""A rewrite returns None for an equation that stays as it is."""
 
 
 def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
@@ -106,20 +106,20 @@ class Rewriter:
 
     def __init__(
         self,
-        rule: Rule,
+        rewrite: Rewrite,
         untouched: Container[str] = (),
         prepare: Callable[[Jaxpr], Jaxpr] | None = None,
         join: Callable[[Jaxpr], Jaxpr] | None = None,
     ) -> None:
-        """Keep the rule.
+        """Keep the rewrite.
 
         Args:
-            rule: Gives the replacement of an equation, or None.
+            rewrite: Gives the replacement of an equation, or None.
             untouched: The names of the primitives whose nested jaxprs stay as they are.
-            prepare: Brings a jaxpr into the form in which the rule sees it. It stays in that form if something is replaced.
+            prepare: Brings a jaxpr into the form in which the rewrite sees it. It stays in that form if something is replaced.
             join: Replaces several equations by one, before `prepare`.
         """
-        self._rule = rule
+        self._find = rewrite
         self._join = join
         self._prepare = prepare
         self._untouched = untouched
@@ -143,7 +143,7 @@ class Rewriter:
         return joined if all(map(operator.is_, eqns, prepared.eqns)) else drop_unread(prepared.replace(eqns=eqns))
 
     def _rewrite_equation(self, eqn: JaxprEqn, made_by: Producers) -> JaxprEqn:
-        substitute = self._rule(eqn, made_by)
+        substitute = self._find(eqn, made_by)
         if substitute:
             return make_call(substitute, eqn)
         primitive = eqn.primitive.name

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from jax.extend import core
 
 from unisono._src.programs.operands import Atom
+from unisono._src.programs.private.jaxprs import HIGH, expand_equation
 from unisono._src.typed_jax import make_jaxpr, optimization_barrier
 
 CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
@@ -84,6 +85,8 @@ def find_called(equation: core.JaxprEqn, inputs: list[Atom]) -> tuple[core.Jaxpr
     """
     if equation.primitive.name in CALLS:
         return equation.params.get("jaxpr", equation.params.get("call_jaxpr")), inputs
+    if equation.primitive.name == HIGH:
+        return expand_equation(equation), inputs
     if equation.primitive.name == SOLVE:
         lengths = equation.params["const_lengths"]
         first = lengths.matvec + lengths.vecmat

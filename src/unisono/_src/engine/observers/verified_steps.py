@@ -22,7 +22,7 @@ from unisono._src.engine.step.program import CallResult
 from unisono._src.engine.step.run_outputs import RunOutput
 from unisono._src.engine.step.step_digests import StepDigests
 from unisono._src.engine.xla.programs import DeviceProgram
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.placement import Placement
 from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier
 from unisono._src.typing import AnyArray, Array

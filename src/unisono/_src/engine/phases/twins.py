@@ -93,6 +93,11 @@ class Twins(NamedTuple):
 class ProgramsDifferError(ValueError):
     """The function has another trace for another number of rows. Its Python code branches on it."""
 
+    def __init__(self, text: str, equation: core.JaxprEqn | None = None) -> None:
+        """`equation` is the whole batch's first equation that another number of rows changes; None where it is not known."""
+        super().__init__(text)
+        self.equation = equation
+
 
 def trace(function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> tuple[core.ClosedJaxpr, PyTree]:
     """Trace a function: its jaxpr, without calls, and its outputs in shapes."""
@@ -104,7 +109,8 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
     """Pair two jaxprs without calls. `ProgramsDifferError` says that their equations do not correspond."""
     equations = [Equation(*both, rows, shard_rows) for both in zip(whole.eqns, shard.eqns, strict=False)]
     if len(whole.eqns) != len(shard.eqns) or not all(map(corresponds, equations)):
-        raise ProgramsDifferError(describe_difference(equations, rows, shard_rows))
+        first = next((equation for equation in equations if not corresponds(equation)), None)
+        raise ProgramsDifferError(describe_difference(first, rows, shard_rows), first and first.whole)
     names: dict[core.Var, Atom] = dict(zip(whole.jaxpr.invars, shard.jaxpr.invars, strict=True))
     names |= zip(whole.jaxpr.constvars, shard.jaxpr.constvars, strict=True)
     for equation in equations:
@@ -131,10 +137,9 @@ def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, sha
     return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, all_shapes, {}, rows, shard_rows)
 
 
-def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: int) -> str:
+def describe_difference(equation: Equation | None, rows: int, shard_rows: int) -> str:
     """Describe the first equation that another number of rows changes. It says where the code made it."""
     start = f"The function is another program for {shard_rows} rows than for {rows}"
-    equation = next((equation for equation in equations if not corresponds(equation)), None)
     if equation is None:
         return f"{start}."
     lines = [": ".join(map(str, frame[:2])) for frame in list_user_lines(equation.whole)[:1]]

@@ -167,10 +167,13 @@ class PhasedSteps:
             return WholeStep(traced)
         try:
             twins = self._pair_any(traced, batch, sizes, state)
-            return PhasedCut(traced, self._cut_twins(twins, batch, sizes, state, cut_places), cut_places)
-        except ProgramsDifferError as error:
+            phased = self._cut_twins(twins, batch, sizes, state, cut_places)
             if len(sizes) > 1:  # the rows of one shard alone are all rows
-                self._function.refuse_other_programs(error)
+                self._function.note_gathered(phased.list_gathered())
+            return PhasedCut(traced, phased, cut_places)
+        except ProgramsDifferError as error:
+            if len(sizes) > 1:
+                self._function.note_other_programs(error)
             other = choose_traced(batch.rows, sizes)
             shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
             whole = leave_whole(traced.program, shapes, batch.rows, other)
@@ -185,13 +188,15 @@ class PhasedSteps:
         other = choose_traced(batch.rows, sizes)
         if self._function.is_of_replicas:  # such code runs on the rows of a replica
             return self._pair(traced, batch, other, state)
-        reason: Exception | None = None
+        reasons: list[Exception] = []
         for rows in (other, 2 * batch.rows):
             try:
                 return self._pair(traced, batch, rows, state)
             except Exception as error:  # whatever the code raises
-                reason = error
-        raise ProgramsDifferError(f"The function cannot be traced for another number of rows than {batch.rows}.") from reason
+                reasons.append(error)
+        text = f"The function cannot be traced for another number of rows than {batch.rows}."
+        differing = (error.equation for error in reasons if isinstance(error, ProgramsDifferError))
+        raise ProgramsDifferError(text, next(differing, None)) from reasons[-1]
 
     def _cut_twins(
         self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State, cut_places: frozenset[int]
@@ -210,10 +215,7 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        phased = PhasedStep(analysis, by_size, sizes, self._function.returns_rows, CUT_CALLS if cut_places else None)
-        if len(sizes) > 1:  # the rows of one shard alone are all rows
-            self._function.note_gathered(phased.list_gathered())
-        return phased
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows, CUT_CALLS if cut_places else None)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
@@ -230,10 +232,13 @@ class PhasedSteps:
     def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepArguments:
         """Describe the step's arguments in shapes, for this number of rows.
 
-        No shape is weakly typed, as a variable may be before the first step.
+        No shape is weakly typed, as a variable may be before the first step. Dtypes are those that JAX gives the arrays.
         """
-        shapes = state, self._inputs.shapes(batch, rows), self._inputs.constants
-        return StepArguments(*map_tree(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), shapes))
+
+        def describe(array: Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True))
+
+        return StepArguments(*map_tree(describe, (state, self._inputs.shapes(batch, rows), self._inputs.constants)))
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
         key = self._inputs.kind(batch, rows)

@@ -22,7 +22,7 @@ from unisono._src.engine.xla import determinism
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.engine.xla.runtime import Interrupts
 from unisono._src.kernels.native.step_calls import SUMMED_DTYPES
-from unisono._src.kernels.rules import rewrite_function, trace_as_rewritten
+from unisono._src.kernels.rewriting import rewrite_function, trace_as_rewritten
 from unisono._src.placement import Placement
 from unisono._src.programs.program_digest import digest_program
 from unisono._src.typing import Arguments, Array, PyTree

@@ -25,7 +25,7 @@ from unisono._src.engine.step.step_digests import digest_state
 from unisono._src.engine.step.traced_step import StepFunction
 from unisono._src.engine.step.whole_steps import WholeSteps
 from unisono._src.engine.xla.programs import DeviceProgram
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.placement import Placement
 from unisono._src.typing import AnyArray, Array, Logs
 

@@ -15,7 +15,7 @@ from unisono._src.engine.phases.twins import ProgramsDifferError
 from unisono._src.engine.state import UNTOLD_LOSS, RecordedVariables, State
 from unisono._src.engine.xla import determinism
 from unisono._src.kernels.layers.batch_normalization import replace_for_shards
-from unisono._src.kernels.rules import trace_as_rewritten
+from unisono._src.kernels.rewriting import trace_as_rewritten
 from unisono._src.programs.inlining import inline_calls
 from unisono._src.programs.marks import GRADIENT, LAYER_SCOPE, LOSS, OUTPUT, find_marked
 from unisono._src.typing import Array, Logs, PyTree
@@ -100,8 +100,8 @@ class StepFunction(Protocol):
         """Explain errors of a trace for a number of rows."""
         ...
 
-    def refuse_other_programs(self, error: ProgramsDifferError) -> None:
-        """Refuse code whose program changes with the number of rows. It is accepted if it can be computed for the whole batch."""
+    def note_other_programs(self, error: ProgramsDifferError) -> None:
+        """Report code whose program changes with the number of rows, and is computed for the whole batch; or refuse it."""
         ...
 
 

@@ -135,8 +135,9 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, place: RemotePlace) -> None:
         self._place = place
+        self._file: Any = None
         with place.asking() as filesystem:
-            self._file: Any = filesystem.open(place.url, "rb")
+            self._file = filesystem.open(place.url, "rb")
 
     def readable(self) -> bool:
         return True
@@ -154,5 +155,6 @@ class RemoteFile(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:  # Python closes a file that was not opened, too
+            self._file.close()
         super().close()

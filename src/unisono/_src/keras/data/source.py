@@ -95,7 +95,8 @@ class Source(DataAdapter, abc.ABC):
     def batches_from(self, start: int) -> Iterator[UserBatch]:
         return (batch for _, _, batch in self.batches(start))
 
-    def get_jax_iterator(self) -> Iterator[UserBatch]:
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[UserBatch]:
+        """Yield single batches. Keras 3.16 asks for several at once, which our steps take from the iterator one by one."""
         return self.batches_from(0)
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:

@@ -35,6 +35,7 @@ from unisono._src.keras.private.data_adapters import is_call_of_fit, make_adapte
 from unisono._src.keras.private.epoch_steps import EpochSteps, is_controlled
 from unisono._src.keras.private.models import get_class_method, is_built, overrides_method, release_state, replace_trainer_method
 from unisono._src.keras.private.trainer_state import take_state as take_model_state
+from unisono._src.keras.private.trainer_state import write_back_state
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, UserBatch, UserObject
 
 
@@ -185,7 +186,7 @@ class TrainerHooks:
 
         However it ends, the devices then have released their copies.
         """
-        self._model.jax_state_sync()  # the caller may be a callback of fit
+        write_back_state(self._model)  # the caller may be a callback of fit
         try:
             with explain_read_attributes():
                 return get_class_method(self._model, name)(*args, **kwargs)

@@ -41,7 +41,7 @@ from unisono._src.keras.private.compiled_losses import hide_masks
 from unisono._src.keras.private.trainer_state import ReadingScope, RecordingScope, find_stateless_scope
 from unisono._src.keras.record.run_recorder import get_recorder
 from unisono._src.keras.replica.trace_recorder import get_current_code
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.near_names import says_near_names
 from unisono._src.programs.private import jaxprs
 from unisono._src.typing import AnyArray, Arguments, Array, Keywords, Outputs, UserFunction, UserObject, Values

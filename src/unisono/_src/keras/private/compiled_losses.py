@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import keras
 from jax import Array
-from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
+from keras.src.backend.common.variables import AutocastScope, is_float_dtype
 from keras.src.losses.loss import apply_mask as apply_mask
 from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
@@ -67,14 +67,25 @@ def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     gradients in float32, as they do if a loop calls `model(x)`. Variables of the model itself are not cast, as in Keras' steps.
     """
     forget_added_losses(model)
-    is_mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
+    is_mixed = model.compute_dtype != model.variable_dtype and is_float_dtype(model.compute_dtype)
     kwargs = {"training": training} if model._call_has_training_arg else {}
-    with make_crops_compilable(model), autocast_layers(model) if is_mixed else contextlib.nullcontext():
+    casts = autocast_layers(model) if is_mixed else contextlib.nullcontext()
+    with make_crops_compilable(model), casts, tell_layers(model, training):
         if model.dtype_policy.quantization_mode is not None:
             return model.quantized_call(x, **kwargs)
         if model._remat_mode is not None:
             return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
         return model.call(x, **kwargs)
+
+
+@contextlib.contextmanager
+def tell_layers(model: keras.Model, training: bool) -> Iterator[None]:
+    """Tell the layers that are called in the block whether it is training, where their callers do not say so."""
+    model._get_call_context().set_value("training", training)
+    try:
+        yield
+    finally:
+        model._maybe_reset_call_context()
 
 
 @contextlib.contextmanager
@@ -84,7 +95,7 @@ def autocast_layers(model: keras.Model) -> Generator[None]:
     for variable in own:
         variable._autocast = False
     try:
-        with backend.AutocastScope(model.compute_dtype):
+        with AutocastScope(model.compute_dtype):
             yield
     finally:
         for variable in own:

@@ -33,11 +33,6 @@ def list_lost_variables(model: keras.Model) -> list[keras.Variable]:
     return [variable for name in groups for variable in variables[name] if not has_value(variable)]
 
 
-def write_back_state(model: keras.Model) -> None:
-    """Write the state of a running fit into the variables. Keras does so before it saves, in a callback of fit."""
-    model.jax_state_sync()
-
-
 @contextlib.contextmanager
 def avoid_platform_kernels() -> Iterator[None]:
     """Keep layers from platform kernels in the block. Another machine may not have these kernels."""

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import keras
-from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.optimizers.multi_optimizer import MultiOptimizer
-from keras.src.trainers.trainer import Trainer
 
 from unisono._src.typing import KerasObject
 
 Method: TypeAlias = Callable[..., KerasObject]
 """A method of Keras, or a function in its place."""
+
+TRAINER_MODULES = ("keras.src.backend.jax.trainer", "keras.src.trainers.trainer")
+JAX_TRAINER, TRAINER = (next(base for base in keras.Model.__mro__ if base.__module__ == module) for module in TRAINER_MODULES)
+"""The bases of a model that train it: the one for JAX, and the one for all backends. Keras 3.16 has other names for both."""
 
 UNSET = object()
 """A mark for an attribute that the object lacks, and its class or a base has."""
@@ -141,14 +143,14 @@ class CreationWatch:
 
     def _make_methods(self) -> dict[tuple[type, str], object]:
         return {
-            (JAXTrainer, "__init__"): call_after(JAXTrainer.__init__, self._model_made),
+            (JAX_TRAINER, "__init__"): call_after(JAX_TRAINER.__init__, self._model_made),
             (BaseOptimizer, "__init__"): call_after(BaseOptimizer.__init__, self._made),
             (keras.metrics.Metric, "__init__"): call_after(keras.metrics.Metric.__init__, self._made),
             (keras.Variable, "__init__"): call_after(keras.Variable.__init__, self._made),
             # Not `__init__`, whose arguments Keras reads to know how to save a layer.
             (keras.Layer, "__new__"): staticmethod(call_after(keras.Layer.__new__, self._made)),
-            (Trainer, "compile"): call_before(Trainer.compile, self._used),
-            (JAXTrainer, "make_train_function"): call_before(JAXTrainer.make_train_function, self._used),
+            (TRAINER, "compile"): call_before(vars(TRAINER)["compile"], self._used),
+            (JAX_TRAINER, "make_train_function"): call_before(vars(JAX_TRAINER)["make_train_function"], self._used),
         }
 
 

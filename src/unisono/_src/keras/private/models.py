@@ -14,33 +14,38 @@ from jax.core import Tracer
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.private.data_adapters import unpack_batch
 from unisono._src.keras.private.instances import Method, replace_methods, set_untracked
+from unisono._src.keras.private.trainer_state import write_back_state
 from unisono._src.typing import AnyArray, KerasObject, UserBatch
 
-PRIVATE_METHODS = {"build_by": "_symbolic_build", "take_state": "_get_jax_state"}
-"""Our names for private methods of Keras' trainer."""
+PRIVATE_METHODS = {"build_by": ("_symbolic_build", "_maybe_symbolic_build"), "take_state": ("_get_jax_state",)}
+"""Our names for private methods of Keras' trainer. Of several, later ones call the first, and not every version of Keras has them."""
+
+
+def name_methods(name: str) -> list[str]:
+    """List Keras' names of a method, by Keras' name or ours."""
+    return [method for method in PRIVATE_METHODS.get(name, (name,)) if hasattr(keras.Model, method)]
 
 
 def get_class_method(model: keras.Model, name: str) -> Method:
     """Get a method of the model's class, under Keras' name or ours. A method that was set on the model itself is passed over."""
-    return getattr(type(model), PRIVATE_METHODS.get(name, name)).__get__(model)
+    return getattr(type(model), name_methods(name)[0]).__get__(model)
 
 
 def replace_trainer_method(model: keras.Model, name: str, method: Method) -> None:
     """Set a method on one model, under Keras' name or ours. It keeps the signature and docstring of the class' method."""
-    name_of_keras = PRIVATE_METHODS.get(name, name)
-    stock = getattr(type(model), name_of_keras)
+    for name_of_keras in name_methods(name):
 
-    @functools.wraps(stock)
-    def call_ours(*args: KerasObject, **kwargs: KerasObject) -> KerasObject:
-        with PUBLIC_CALL:
-            return method(*args, **kwargs)
+        @functools.wraps(getattr(type(model), name_of_keras))
+        def call_ours(*args: KerasObject, **kwargs: KerasObject) -> KerasObject:
+            with PUBLIC_CALL:
+                return method(*args, **kwargs)
 
-    set_untracked(model, name_of_keras, call_ours)
+        set_untracked(model, name_of_keras, call_ours)
 
 
 def release_state(model: keras.Model) -> None:
     """Write the state into the variables and drop other references. To be called at the end of a loop, however it ended."""
-    model.jax_state_sync()
+    write_back_state(model)
     set_untracked(model, "_jax_state", None)
 
 
@@ -89,7 +94,7 @@ def crop_by_slices(stock: Method) -> Method:
         top, left = transformation
         if not (training and isinstance(top, Tracer)):
             return stock(self, images, transformation, training)
-        images = self.backend.cast(images, self.compute_dtype)
+        images = keras.ops.cast(images, self.compute_dtype)
         images = lax.dynamic_slice_in_dim(images, top, self.height, self.height_axis)
         return lax.dynamic_slice_in_dim(images, left, self.width, self.width_axis)
 

@@ -72,9 +72,18 @@ def get_held_state(model: keras.Model) -> dict[str, Values]:
     return model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
 
 
+WRITE_BACK = next(name for name in ("state_sync", "jax_state_sync") if hasattr(keras.Model, name))
+"""Keras' method that writes a loop's state into the variables. Keras 3.16 has it under the first name; the second calls it there."""
+
+
+def write_back_state(model: keras.Model) -> None:
+    """Write the state of a running loop into the variables. Keras does so before it saves, in a callback of fit."""
+    getattr(model, WRITE_BACK)()
+
+
 def is_write_back(code: CodeType) -> bool:
     """Whether this is Keras' function that writes a loop's state back. It writes to the variables."""
-    return code is keras.Model.jax_state_sync.__code__
+    return code is getattr(keras.Model, WRITE_BACK).__code__
 
 
 def map_newest_values(model: keras.Model) -> dict[int, Array]:

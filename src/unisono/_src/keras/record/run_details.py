@@ -17,7 +17,7 @@ from unisono._src.engine.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.engine.state import RecordedVariables, State, get_step_count
 from unisono._src.keras.private.variable_paths import LiveLayers
 from unisono._src.keras.record.traced_program import describe_program, list_first_values
-from unisono._src.kernels import rules
+from unisono._src.kernels import rewriting
 from unisono._src.typing import Json
 
 SWITCH = "UNISONO_RECORD_DETAILS"
@@ -75,5 +75,5 @@ def get_details() -> RunDetails | None:
     if not os.environ.get(SWITCH):
         return None
     details = RunDetails()
-    rules.trace_observers.append(details.note_program)
+    rewriting.trace_observers.append(details.note_program)
     return details

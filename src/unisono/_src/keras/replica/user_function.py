@@ -162,7 +162,7 @@ class UserStep:
                 )
             raise
 
-    def refuse_other_programs(self, error: ValueError) -> NoReturn:
+    def note_other_programs(self, error: ValueError) -> NoReturn:
         """Refuse code whose trace differs for another number of rows."""
         raise ValueError(f"{ALL_ROWS.format(name=self.name)} {error} {FROM_ARGUMENTS}") from error
 

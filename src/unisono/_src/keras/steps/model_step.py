@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._src.engine.phases.twins import ProgramsDifferError
 from unisono._src.engine.state import RecordedVariables, State
 from unisono._src.keras.private.compiled_losses import hide_masks, list_all_metrics, wrap_losses
 from unisono._src.keras.private.instances import Method, wrap_method
 from unisono._src.keras.private.models import list_layers
 from unisono._src.keras.private.optimizers import list_optimizer_weights
 from unisono._src.keras.private.trainer_state import STATE_NAMES, group_variables
+from unisono._src.keras.record.traced_program import find_user_line
 from unisono._src.keras.steps.loss_inputs import LabelRanges
 from unisono._src.keras.steps.step_call import call_step, check_result, flatten_logs, run_predict_step
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
@@ -77,7 +79,7 @@ class ModelStep:
         self.gradient_variables: list[keras.Variable] = []
         """The variables of the gradients that are marked, in their order. A trace finds them."""
         self._told: set[str] = set()
-        """The layers that were reported to gather rows."""
+        """What was reported: layers that gather rows, and what has all rows computed at once."""
         self.has_own_logs = False
         """Whether logs differ from the results of the metrics; a trace finds out."""
 
@@ -108,12 +110,11 @@ class ModelStep:
 
         Losses and the step itself are expected to gather, and not reported.
         """
-        names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
         by_layer: collections.Counter[str] = collections.Counter()
         for scopes, size in gathered:
-            layers = [name for name in re.findall(r"[^/()]+", scopes) if name in names]
-            if layers and self._mode == "train":
-                by_layer[layers[-1]] += size
+            layer = self._find_layer(scopes)
+            if layer is not None and self._mode == "train":
+                by_layer[layer] += size
         for name, size in by_layer.items():
             if name not in self._told:
                 self._told.add(name)
@@ -127,8 +128,25 @@ class ModelStep:
         """Explain nothing. Keras calls the step with all rows, too."""
         return contextlib.nullcontext()
 
-    def refuse_other_programs(self, error: ValueError) -> None:
-        """Refuse nothing. A step with another trace for another number of rows is computed for all rows at once."""
+    def note_other_programs(self, error: ProgramsDifferError) -> None:
+        """Report once which layer has the step computed for all rows at once. Predictions and evaluations are not reported."""
+        equation = error.equation
+        layer = equation and self._find_layer(str(equation.source_info.name_stack))
+        place = f"The layer {layer!r}" if layer else f"The step of the model {self.model.name!r}"
+        if self._mode != "train" or place in self._told:
+            return
+        self._told.add(place)
+        line = equation and find_user_line(equation)
+        at = f" ({line[0]}:{line[1]})" if line else ""
+        print(
+            f"{place}{at} is another program for another number of rows, or fails on it: each step is computed for the whole batch at once",
+            file=sys.stderr,
+        )
+
+    def _find_layer(self, scopes: str) -> str | None:
+        """Find the innermost layer in the scopes of an equation. None for losses and the step itself."""
+        names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
+        return next((name for name in reversed(re.findall(r"[^/()]+", scopes)) if name in names), None)
 
     def list_recorded(self) -> RecordedVariables:
         groups = group_variables(self.model)

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 
-from unisono._src import hidden_frames
+from unisono._src import hidden_frames, versions
 from unisono._src.keras.record import run_details, run_recorder
 from unisono._src.kernels.native import library
 from unisono._src.near_names import find_near_names
@@ -24,6 +24,7 @@ SET_BY_USERS = (
     names.SHARED_MEMORY,
     library.SWITCH,
     hidden_frames.SWITCH,
+    versions.SWITCH,
     run_recorder.SWITCH,
     run_recorder.EACH_PROCESS,
     run_recorder.STEPS,

@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn
 from unisono._src.kernels.convolution.kernel import Convolve, convolve_with_features_last
 from unisono._src.kernels.convolution.pieces import ConvolutionSizes
 from unisono._src.kernels.convolution.window import Window, convolve_in_phases, has_phases
-from unisono._src.kernels.native import products
+from unisono._src.kernels.native import convolutions
 from unisono._src.kernels.native.library import load_kernels
 from unisono._src.programs.equations import Params, Producers, Replacement
 from unisono._src.programs.operands import Atom, get_dtype
@@ -104,7 +104,7 @@ def convolve_natively(x: Array, w: Array, window: Window, is_reversed: bool = Fa
         return convolve_in_phases(functools.partial(convolve_natively, is_reversed=is_reversed), x, w, window, is_reversed)
     results = window.results(x.shape[1:-1], w.shape[:-2])
     before = [low for low, _ in window.padding]
-    return products.call_convolution(x, w, results, window.strides, before, window.dilation, is_reversed)
+    return convolutions.call_convolution(x, w, results, window.strides, before, window.dilation, is_reversed)
 
 
 def sum_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
@@ -118,5 +118,5 @@ def sum_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
     before = [low for low, _ in window.padding]
     rows = lax.transpose(x, (3, 1, 2, 0))
     gradient = lax.transpose(w, (2, 0, 1, 3))
-    y = products.call_kernel_gradient(rows, gradient, results, window.dilation, before, window.strides)
+    y = convolutions.call_kernel_gradient(rows, gradient, results, window.dilation, before, window.strides)
     return lax.transpose(y, (2, 0, 1, 3))

@@ -13,8 +13,8 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from unisono._src.kernels.convolution.window import Window
+from unisono._src.kernels.native.convolutions import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.native.products import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.programs.equations import Params
 from unisono._src.programs.operands import get_shape
 

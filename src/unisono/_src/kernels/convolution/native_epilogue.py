@@ -22,7 +22,7 @@ from unisono._src.kernels.convolution.native_convolution import (
 )
 from unisono._src.kernels.convolution.pieces import ConvolutionSizes
 from unisono._src.kernels.convolution.window import Window, has_phases
-from unisono._src.kernels.native.products import call_convolution_with_bias
+from unisono._src.kernels.native.convolutions import call_convolution_with_bias
 from unisono._src.kernels.products.native_product import compute_gated_product, compute_product_with_bias, is_for_product_kernel
 from unisono._src.programs.equations import NESTED, Params, Producers, Replacement
 from unisono._src.programs.operands import Atom, get_dtype, get_shape

@@ -37,7 +37,7 @@ from unisono._src.programs.private.jaxprs import close_program
 from unisono._src.typing import Shape
 
 REPLACED = ("div", "add", "custom_jvp_call")
-"""Primitives that a rule looks at: the last ones of a moment, of a scaling of columns, and of a ReLU."""
+"""Primitives that a rewrite looks at: the last ones of a moment, of a scaling of columns, and of a ReLU."""
 
 LEAST_COLUMNS = 16
 """A vector of AVX-512. Fewer columns are left to XLA."""

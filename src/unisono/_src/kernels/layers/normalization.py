@@ -27,7 +27,7 @@ from unisono._src.kernels.layers.moments import (
 )
 from unisono._src.kernels.layers.views import read_constant
 from unisono._src.kernels.native.library import load_kernels
-from unisono._src.kernels.native.products import normalize_rows
+from unisono._src.kernels.native.normalizations import normalize_rows
 from unisono._src.programs.equations import Producers, Replacement
 from unisono._src.programs.operands import Atom, get_dtype, get_shape
 

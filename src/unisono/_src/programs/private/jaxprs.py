@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax._src import config, core, source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters import partial_eval
@@ -55,6 +56,20 @@ def count_loop_inputs(params: Mapping[str, Any]) -> LoopInputCounts:
         consts, carries, _ = params["ft_in"].unpack()
         return LoopInputCounts(len(consts), len(carries))
     return LoopInputCounts(params["num_consts"], params["num_carry"])
+
+
+HIGH = "call_hi_primitive"
+"""The primitive of equations that stand for a program, such as that of `jnp.searchsorted`. JAX has it since 0.12."""
+
+
+def expand_equation(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Trace the program that a `HIGH` equation stands for."""
+    high: Any = eqn.params["_prim"]
+
+    def expand(*operands: Any) -> Any:
+        return jax.tree.leaves(high.expand(*jax.tree.unflatten(high.in_tree, operands)))
+
+    return jax.make_jaxpr(expand)(*(operand.aval for operand in eqn.invars))
 
 
 def drop_unneeded(program: ClosedJaxpr, is_wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:

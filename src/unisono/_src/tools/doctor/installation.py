@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import warnings
 from collections import Counter
@@ -13,7 +12,7 @@ import jax
 from unisono._src.engine.xla.determinism import GPU_PLATFORMS
 from unisono._src.kernels.native.library import SWITCH, load_kernels
 from unisono._src.tools.doctor.finding import Finding, PromiseVerdict
-from unisono._src.versions import VERSION, WINDOWS, ReleaseWindow
+from unisono._src.versions import VERSION, WINDOWS, ReleaseWindow, find_version
 
 DEVICES = "devices"
 
@@ -71,19 +70,11 @@ def examine_release(window: ReleaseWindow) -> Finding:
             LIBRARIES, window.package, f"{version}; Unisono works with {window.requirement}", PromiseVerdict.BREAKS, install
         )
     tried = ", ".join(window.tried)
-    if said:
+    if said or version not in window.tried:
         return Finding(
             LIBRARIES, window.package, f"{version}, with which Unisono was not tried, but with {tried}", PromiseVerdict.NOTE
         )
     return Finding(LIBRARIES, window.package, f"{version}, with which Unisono was tried")
-
-
-def find_version(package: str) -> str | None:
-    """Find the version of a package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 NATIVE_KERNELS = "processor"

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy
 import keras
 
-from unisono._src.keras.private.export_inputs import write_back_state
+from unisono._src.keras.private.trainer_state import write_back_state
 from unisono._src.tools.export.loaded_model import find_export_inputs
 from unisono._src.typing import UserBatch
 

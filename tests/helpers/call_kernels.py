@@ -1,6 +1,6 @@
-"""A process of its own: runs native kernels on random shapes, and compares what they return with what XLA returns.
+"""A process of its own: runs native kernels on random shapes, for sanitizers that watch it. What they return, `tests/kernels/native` compares.
 
-python compare_kernels.py FOLDER SEED COUNT: the kernels are those of the library in FOLDER, and there are so many cases of each kind in
+python call_kernels.py FOLDER SEED COUNT: the kernels are those of the library in FOLDER, and there are so many cases of each kind in
 `KINDS`. What is drawn depends on the seed alone. Prints the build of the library and the names of the kernels that were called, as JSON.
 """
 
@@ -21,26 +21,22 @@ import numpy as np
 from jax import lax
 from keras import layers
 
-from digest_operations import LAYOUTS, Draw
+from digest_operations import Draw
 from unisono._src.engine.device_mesh import get_mesh
-from unisono._src.engine.digest import digest_in_program
-from unisono._src.engine.packing import LENGTH_MULTIPLE, pack_tree
-from unisono._src.engine.step.running_sums import count_places, push_value
+from unisono._src.engine.packing import LENGTH_MULTIPLE
+from unisono._src.engine.step.running_sums import count_places
 from unisono._src.kernels.before_gradient import rewrite_before_gradient
 from unisono._src.kernels.native import library
 from unisono._src.kernels.native.column_sums import add_up_columns, add_up_gated_columns, measure_columns
-from unisono._src.kernels.native.products import (
+from unisono._src.kernels.native.convolutions import (
     call_convolution,
     call_convolution_with_bias,
     call_depthwise,
     call_depthwise_kernel_gradient,
-    call_gated_product,
     call_kernel_gradient,
-    call_product,
-    call_product_with_bias,
-    call_transposed_product,
-    normalize_rows,
 )
+from unisono._src.kernels.native.normalizations import normalize_rows
+from unisono._src.kernels.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.kernels.native.step_calls import (
     call_all_reduce,
     call_digest,
@@ -50,19 +46,15 @@ from unisono._src.kernels.native.step_calls import (
     make_group,
     open_step_memory,
 )
-from unisono._src.kernels.rules import rewrite_function
+from unisono._src.kernels.rewriting import rewrite_function
 from unisono._src.programs.inlining import inline_calls
-
-TOLERANCE = 1e-5
-"""Of a result's largest element, or of its largest sum of absolute terms."""
 
 
 class Case(NamedTuple):
-    """The same operation twice."""
+    """A call of a kernel."""
 
     what: str
-    natively: Callable[..., Any]
-    plainly: Callable[..., Any]
+    call: Callable[..., Any]
     args: list[jax.Array]
 
 
@@ -74,7 +66,6 @@ def transposed_product(draw: Draw) -> Case:
     return Case(
         f"the transposed product of {(rows, depth)} and {(rows, columns)}",
         lambda x, y: call_transposed_product([x], y),
-        lambda x, y: jnp.matmul(x.T, y),
         [draw.array((rows, depth), "float32"), draw.array((rows, columns), "float32")],
     )
 
@@ -86,7 +77,6 @@ def transposed_products(draw: Draw) -> Case:
     return Case(
         f"the transposed products of {rows} rows of {depths} and {columns}, and a sum",
         lambda right, *lefts: call_transposed_product(lefts, right, True),
-        lambda right, *lefts: jnp.concatenate([*(left.T @ right for left in lefts), right.sum(0, keepdims=True)]),
         [draw.array((rows, size), "float32") for size in (columns, *depths)],
     )
 
@@ -96,7 +86,6 @@ def gated_product(draw: Draw) -> Case:
     return Case(
         f"{what}, where an array is positive",
         lambda x, y, gate: call_gated_product(x, y.T, gate, True),
-        lambda x, y, gate: jnp.where(gate > 0, x @ y, 0),
         [left, right, draw.array((left.shape[0], right.shape[1]), "float32")],
     )
 
@@ -114,10 +103,8 @@ def product(draw: Draw) -> Case:
     """With the right matrix as it is, or transposed."""
     what, left, right = draw_matrices(draw)
     if draw.of(False, True):
-        return Case(
-            f"{what}, transposed", lambda x, y: call_product(x, y, True), lambda x, y: jnp.matmul(x, y.T), [left, right.T]
-        )
-    return Case(what, call_product, jnp.matmul, [left, right])
+        return Case(f"{what}, transposed", lambda x, y: call_product(x, y, True), [left, right.T])
+    return Case(what, call_product, [left, right])
 
 
 def product_with_bias(draw: Draw) -> Case:
@@ -125,7 +112,6 @@ def product_with_bias(draw: Draw) -> Case:
     return Case(
         f"{what}, with a bias and a rectifier",
         lambda x, y, bias: call_product_with_bias(x, y, bias, True),
-        lambda x, y, bias: jnp.maximum(jnp.matmul(x, y) + bias, 0),
         [left, right, draw.array(right.shape[1:], "float32")],
     )
 
@@ -152,44 +138,26 @@ class Convolution(NamedTuple):
         left = [n + min(low, 0) + min(high, 0) for n, (low, high) in zip(self.x[1:3], self.padding, strict=True)]
         return min(*left, *self.results) > 0
 
-    def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated(
-            x, w, self.strides, self.padding, rhs_dilation=self.dilation, dimension_numbers=LAYOUTS[2]
-        )
-
-    def differentiate(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Return the gradient by the kernel."""
-        return jax.vjp(functools.partial(self.convolve, x), jnp.zeros(self.w))[1](gradient)[0]
-
     def forward(self, draw: Draw) -> Case:
         before = [low for low, _ in self.padding]
         is_reversed = draw.of(False, True)
 
-        def natively(x: jax.Array, w: jax.Array) -> jax.Array:
-            kept = lax.rev(w, (0, 1)).swapaxes(2, 3) if is_reversed else w
-            return call_convolution(x, kept, self.results, self.strides, before, self.dilation, is_reversed)
-
+        kept = (*self.w[:2], *self.w[:1:-1]) if is_reversed else self.w
         return Case(
             f"the convolution {self}{' with a reversed kernel' if is_reversed else ''}",
-            natively,
-            self.convolve,
-            [draw.array(self.x, "float32"), draw.array(self.w, "float32")],
+            lambda x, w: call_convolution(x, w, self.results, self.strides, before, self.dilation, is_reversed),
+            [draw.array(self.x, "float32"), draw.array(kept, "float32")],
         )
 
     def forward_with_bias(self, draw: Draw) -> Case:
         before = [low for low, _ in self.padding]
         is_rectified = draw.of(False, True)
 
-        def plainly(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
-            y = self.convolve(x, w) + bias
-            return jnp.maximum(y, 0) if is_rectified else y
-
         return Case(
             f"the {'rectified ' if is_rectified else ''}convolution {self} with a bias",
             lambda x, w, bias: call_convolution_with_bias(
                 x, w, bias, self.results, self.strides, before, self.dilation, is_rectified
             ),
-            plainly,
             [draw.array(self.x, "float32"), draw.array(self.w, "float32"), draw.array(self.w[3:], "float32")],
         )
 
@@ -198,7 +166,6 @@ class Convolution(NamedTuple):
         return Case(
             f"the gradient by the kernel of {self}",
             lambda x, gradient: call_kernel_gradient(x, gradient, self.w[:2], self.strides, before, self.dilation),
-            self.differentiate,
             [draw.array(self.x, "float32"), draw.array((self.x[0], *self.results, self.w[3]), "float32")],
         )
 
@@ -238,77 +205,39 @@ def draw_depthwise(draw: Draw) -> Convolution:
     return convolution._replace(x=(*convolution.x[:3], features), w=(*convolution.w[:2], 1, features))
 
 
-def convolve_depthwise(convolution: Convolution, x: jax.Array, w: jax.Array) -> jax.Array:
-    return lax.conv_general_dilated(
-        x,
-        w,
-        convolution.strides,
-        convolution.padding,
-        rhs_dilation=convolution.dilation,
-        dimension_numbers=LAYOUTS[2],
-        feature_group_count=w.shape[3],
-    )
-
-
 def depthwise(draw: Draw) -> Case:
     convolution = draw_depthwise(draw)
     results, strides, padding, dilation = convolution.results, convolution.strides, convolution.padding, convolution.dilation
     before = [low for low, _ in padding]
     return Case(
         f"the depthwise convolution {convolution}",
-        lambda x, w: call_depthwise(x, w[:, :, 0], results, strides, before, dilation, (1, 1)),
-        functools.partial(convolve_depthwise, convolution),
-        [draw.array(convolution.x, "float32"), draw.array(convolution.w, "float32")],
+        lambda x, w: call_depthwise(x, w, results, strides, before, dilation, (1, 1)),
+        [draw.array(convolution.x, "float32"), draw.array((*convolution.w[:2], convolution.w[3]), "float32")],
     )
 
 
 def depthwise_gradient(draw: Draw) -> Case:
     convolution = draw_depthwise(draw)
     taps, before = convolution.w[:2], [low for low, _ in convolution.padding]
-
-    def differentiate(x: jax.Array, gradient: jax.Array) -> jax.Array:
-        pull = jax.vjp(functools.partial(convolve_depthwise, convolution, x), jnp.zeros(convolution.w))[1]
-        return pull(gradient)[0][:, :, 0]
-
     return Case(
         f"the gradient by the kernel of the depthwise convolution {convolution}",
         lambda x, dy: call_depthwise_kernel_gradient(x, dy, taps, convolution.strides, before, convolution.dilation),
-        differentiate,
         [draw.array(shape, "float32") for shape in (convolution.x, (convolution.x[0], *convolution.results, convolution.w[3]))],
     )
 
 
-def with_infinity(draw: Draw, case: Case) -> Case:
-    """Return the case, every other time with an infinity in what is convolved: such outputs are computed another way."""
+def convolution(draw: Draw, form: str) -> Case:
+    return getattr(draw_convolution(draw), form)(draw)
+
+
+def winograd(draw: Draw, form: str) -> Case:
+    """Every other time with an infinity in what is convolved: such outputs are computed another way."""
+    case = getattr(draw_for_winograd(draw), form)(draw)
     if draw.of(True, False):
         return case
     x, *others = case.args
     place = tuple(draw.random.integers(0, x.shape))
     return case._replace(what=f"{case.what} with an infinity at {place}", args=[x.at[place].set(jnp.inf), *others])
-
-
-def convolution(draw: Draw) -> Case:
-    return draw_convolution(draw).forward(draw)
-
-
-def convolution_with_bias(draw: Draw) -> Case:
-    return draw_convolution(draw).forward_with_bias(draw)
-
-
-def kernel_gradient(draw: Draw) -> Case:
-    return draw_convolution(draw).backward(draw)
-
-
-def winograd(draw: Draw) -> Case:
-    return with_infinity(draw, draw_for_winograd(draw).forward(draw))
-
-
-def winograd_with_bias(draw: Draw) -> Case:
-    return with_infinity(draw, draw_for_winograd(draw).forward_with_bias(draw))
-
-
-def winograd_gradient(draw: Draw) -> Case:
-    return with_infinity(draw, draw_for_winograd(draw).backward(draw))
 
 
 def row_loop(draw: Draw) -> Case:
@@ -344,7 +273,6 @@ def row_loop(draw: Draw) -> Case:
     return Case(
         f"the {'gradient' if is_gradient else 'loop'} of {kind} with {options} for {shape}",
         rewrite_function(run, "cpu"),
-        run,
         [draw_value(draw, atom.aval) for atom in equation.invars],
     )
 
@@ -374,32 +302,23 @@ def attention(draw: Draw) -> Case:
     is_gradient = draw.of(False, True)
     run = functools.partial(differentiate, attend) if is_gradient else lambda *args: attend(*args[:3])
     what = f"the {'gradient of ' * is_gradient}attention of {args[0].shape} to {args[2].shape} with {shapes}, {is_masked, is_biased, is_dropped}"
-    return Case(what, rewrite_function(run, "cpu"), run, args)
+    return Case(what, rewrite_function(run, "cpu"), args)
 
 
 def normalization(draw: Draw, is_gradient: bool = False) -> Case:
     shape = (*draw.shape(draw.size(1, 2), draw.of(40, 3000)), draw.size(3, draw.of(40, 700)))
 
-    def plainly(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-        difference = x - x.mean(-1, keepdims=True)
-        return difference * lax.rsqrt((difference**2).mean(-1, keepdims=True) + 1e-3) * scale + offset
-
-    def differentiate(function: Callable[..., jax.Array], *args: jax.Array) -> Any:
-        *arrays, by_result = args
-        return jax.vjp(function, *arrays)[1](by_result)
-
-    def natively(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    def normalize(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
         return normalize_rows(x, scale, offset, 1e-3)
 
     args = [draw.array(size, "float32") for size in (shape, shape[-1:], shape[-1:])]
-    if is_gradient:
-        gradients = [functools.partial(differentiate, function) for function in (natively, plainly)]
-        return Case(f"the gradient of the normalization of {shape}", *gradients, [*args, draw.array(shape, "float32")])
-    return Case(f"the normalization of {shape}", natively, plainly, args)
-
-
-def normalization_gradient(draw: Draw) -> Case:
-    return normalization(draw, is_gradient=True)
+    if not is_gradient:
+        return Case(f"the normalization of {shape}", normalize, args)
+    return Case(
+        f"the gradient of the normalization of {shape}",
+        lambda *args: jax.vjp(normalize, *args[:-1])[1](args[-1]),
+        [*args, draw.array(shape, "float32")],
+    )
 
 
 def moments_of_columns(draw: Draw) -> Case:
@@ -408,7 +327,6 @@ def moments_of_columns(draw: Draw) -> Case:
     return Case(
         f"the moments of the columns of {shape}",
         lambda x: measure_columns(x)[:2],
-        lambda x: (x.reshape(-1, x.shape[-1]).mean(0), x.reshape(-1, x.shape[-1]).var(0)),
         [draw.array(shape, "float32")],
     )
 
@@ -418,7 +336,6 @@ def sums_of_columns(draw: Draw) -> Case:
     return Case(
         f"the sums of the columns of {shape}, and of their products",
         add_up_columns,
-        lambda x, factor: (x.reshape(-1, x.shape[-1]).sum(0), (x * factor).reshape(-1, x.shape[-1]).sum(0)),
         [draw.array(shape, "float32") for _ in range(2)],
     )
 
@@ -427,14 +344,10 @@ def gated_sums_of_columns(draw: Draw) -> Case:
     shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
     low, high = draw.of((0.0, None), (0.0, 1.0))
 
-    def plainly(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        chosen = jnp.where((x > low) & (x < (jnp.inf if high is None else high)), values, 0)
-        return chosen.reshape(-1, shape[-1]).sum(0), (chosen * x).reshape(-1, shape[-1]).sum(0)
-
-    def natively(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def add_up(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return add_up_gated_columns(values, x, jnp.ones(shape[-1]), jnp.zeros(shape[-1]), low, high)
 
-    return Case(f"the gated sums of the columns of {shape}", natively, plainly, [draw.array(shape, "float32") for _ in range(2)])
+    return Case(f"the gated sums of the columns of {shape}", add_up, [draw.array(shape, "float32") for _ in range(2)])
 
 
 def contribution(draw: Draw) -> Case:
@@ -446,13 +359,12 @@ def contribution(draw: Draw) -> Case:
     return Case(
         f"a contribution of {[array.shape for array in arrays]} after {number}",
         lambda sums, before, *arrays: call_push(sums + 0, before, arrays),
-        lambda sums, before, *arrays: push_value({"float32": sums}, before, pack_tree(arrays)),
         [sums, jnp.int32(number), *arrays],
     )
 
 
 def digest(draw: Draw) -> Case:
-    """Of parts of arrays. The halves of the sums are compared: the tolerance is less than one in what 16 bits hold."""
+    """Of parts of arrays."""
     arrays = [
         draw.array(draw.shape(draw.size(1, 3), draw.of(40, 50_000)), draw.of("float32", "float16"))
         for _ in range(draw.size(1, 5))
@@ -462,16 +374,8 @@ def digest(draw: Draw) -> Case:
         first = draw.size(1, array.size) - 1
         parts.append((place, first, draw.size(1, array.size - first)))
 
-    def halve(digests: jax.Array) -> jax.Array:
-        return jnp.stack([digests >> 16, digests & 0xFFFF])
-
     return Case(
-        f"the digests of {parts} of {[array.shape for array in arrays]}",
-        lambda *arrays: halve(call_digest(arrays, parts)),
-        lambda *arrays: halve(
-            jnp.stack([digest_in_program(arrays[place].ravel()[first : first + count]) for place, first, count in parts])
-        ),
-        arrays,
+        f"the digests of {parts} of {[array.shape for array in arrays]}", lambda *arrays: call_digest(arrays, parts), arrays
     )
 
 
@@ -485,17 +389,12 @@ def kept_array(draw: Draw) -> Case:
     """An array that the program goes on with, and one that it reads again."""
     is_read_again = draw.of(False, True)
 
-    def run(keep: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    def run(x: jax.Array) -> jax.Array:
         doubled = x * 2
-        return keep(doubled).reshape(-1) + (doubled.reshape(-1) if is_read_again else 0)
+        return keep_array(doubled).reshape(-1) + (doubled.reshape(-1) if is_read_again else 0)
 
     shape = draw.shape(draw.size(1, 4), 5000)
-    return Case(
-        f"an array of {shape} that is kept",
-        functools.partial(run, keep_array),
-        functools.partial(run, lambda x: x),
-        [draw.array(shape, "float32")],
-    )
+    return Case(f"an array of {shape} that is kept", run, [draw.array(shape, "float32")])
 
 
 def step_memory(draw: Draw) -> Case:
@@ -510,7 +409,6 @@ def step_memory(draw: Draw) -> Case:
     return Case(
         f"the memory of a step, by {count} numbers",
         lambda numbers: add_ends(open_step_memory(numbers)),
-        add_ends,
         [draw.array((count,), "int32")],
     )
 
@@ -530,68 +428,39 @@ def sums_over_devices(draw: Draw) -> Case:
     return Case(
         f"sums of {length} elements over two devices",
         add,
-        lambda sums: jnp.repeat(sums[:1] + sums[places : places + 1], 2, axis=0),
         [draw.array((2 * places, length), "float32")],
     )
 
 
+FORMS = ("forward", "forward_with_bias", "backward")
 KINDS = (
-    transposed_product,
-    convolution,
-    kernel_gradient,
-    winograd,
-    winograd_gradient,
-    depthwise,
-    depthwise_gradient,
-    row_loop,
-    attention,
-    contribution,
-    digest,
-    convolution_with_bias,
-    winograd_with_bias,
-    step_memory,
-    kept_array,
-    product,
-    product_with_bias,
-    transposed_products,
-    gated_product,
-    normalization,
-    normalization_gradient,
-    moments_of_columns,
-    sums_of_columns,
-    gated_sums_of_columns,
-    sums_over_devices,
+    *(functools.partial(kind, form=form) for kind in (convolution, winograd) for form in FORMS),
+    *(transposed_product, transposed_products, product, product_with_bias, gated_product),
+    *(depthwise, depthwise_gradient, row_loop, attention),
+    *(normalization, functools.partial(normalization, is_gradient=True)),
+    *(moments_of_columns, sums_of_columns, gated_sums_of_columns),
+    *(contribution, digest, step_memory, kept_array, sums_over_devices),
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
 
 
-def compare(case: Case) -> set[str]:
-    """Return the kernels that were called; raise `AssertionError` where results differ, or are finite in other places."""
-    program = jax.jit(case.natively).lower(*case.args)
+def run(case: Case) -> set[str]:
+    """Run a case, and return the kernels that were called."""
+    program = jax.jit(case.call).lower(*case.args)
     called = set(re.findall(r"@(unisono_\w+)", program.as_text()))
     assert called, f"{case.what} is left to XLA"
-    ours = program.compile()(*case.args)
-    plainly = jax.jit(case.plainly)
-    theirs, terms = plainly(*case.args), plainly(*map(jnp.abs, case.args))
-    for native, plain, term in zip(*map(jax.tree.leaves, (ours, theirs, terms)), strict=True):
-        native, plain, term = (np.asarray(value, "float64") for value in (native, plain, term))
-        finite = np.isfinite(plain)
-        np.testing.assert_array_equal(np.isfinite(native), finite, case.what)
-        size = np.abs([plain, term])
-        largest = size[np.isfinite(size)].max(initial=0)
-        np.testing.assert_allclose(native[finite], plain[finite], 0, TOLERANCE * largest, err_msg=case.what)
+    jax.block_until_ready(program.compile()(*case.args))
     return called
 
 
-def compare_row_copies(draw: Draw) -> None:
+def copy_chosen_rows(draw: Draw) -> None:
     """Copy rows of an array on the host, to memory that begins anywhere."""
     rows, columns, count = draw.size(1, 50), draw.size(1, 300), draw.size(1, 40)
     array = np.asarray(draw.array((rows, columns), draw.of("float32", "float16")))
     chosen = draw.random.integers(0, rows, count)
     target = np.empty(count * columns + draw.size(1, 40), array.dtype)[-count * columns :].reshape(count, columns)
     assert copy_rows(array, chosen, target)
-    np.testing.assert_array_equal(target, array[chosen])
 
 
 def main() -> None:
@@ -603,16 +472,16 @@ def main() -> None:
     if kernels.level is None:
         sys.exit(str(kernels))
     called: set[str] = set()
-    for kind in KINDS:
+    for place, kind in enumerate(KINDS):
         for number in range(count):
-            draw = Draw(seed, KINDS.index(kind), number)
+            case = kind(Draw(seed, place, number))
             try:
-                called |= compare(kind(draw))
+                called |= run(case)
             except Exception as error:
-                error.add_note(f"This was case {number} of {kind.__name__}, of seed {seed}.")
+                error.add_note(f"This was {case.what}.")
                 raise
     for number in range(count):
-        compare_row_copies(Draw(seed, len(KINDS), number))
+        copy_chosen_rows(Draw(seed, len(KINDS), number))
     print(json.dumps({"build": kernels.build, "kernels": sorted(called)}))
 
 

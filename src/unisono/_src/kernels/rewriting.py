@@ -1,4 +1,4 @@
-"""The rules of each platform: which equations are replaced."""
+"""The rewrites of each platform: which equations are replaced, and by what."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from unisono._src.kernels.convolution import convolution, native_epilogue, pooli
 from unisono._src.kernels.loops import loops, native_loop
 from unisono._src.kernels.loops.residuals import recompute_residuals
 from unisono._src.kernels.products import contraction, fourier, native_gradients, reduction
-from unisono._src.programs.equations import Producers, Replacement, Rewriter, Rule
+from unisono._src.programs.equations import Producers, Replacement, Rewrite, Rewriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Rules = Mapping[str, Rule]
+Rewrites = Mapping[str, Rewrite]
 """By the primitive's name."""
 
-BITS: Rules = {
+BITS: Rewrites = {
     "dot_general": contraction.replace_product,
     "conv_general_dilated": convolution.replace_convolution,
     "transpose": contraction.replace_transposed_product,
     "fft": fourier.replace_fourier_transform,
 }
-"""On CPU, what would have other bits under another number of threads. Without these rules the promise breaks; most of them gain time, too."""
-SPEED: Rules = {
+"""On CPU, what would have other bits under another number of threads. Without these the promise breaks; most of them gain time, too."""
+SPEED: Rewrites = {
     "add": native_epilogue.replace_biased_sum,
     "max": native_epilogue.replace_rectifier,
     "custom_jvp_call": native_epilogue.replace_rectifier,
@@ -47,11 +47,11 @@ SPEED: Rules = {
     "select_n": native_epilogue.replace_gated_product,
 }
 """On CPU, what is only faster in another form. Each may go, and no placement differs from another."""
-CPU: Rules = {**BITS, **SPEED}
-CPU_LOOPS: Rules = {"scan": loops.hoist_products}
-"""Rules for loops, applied first: what leaves a loop is then put into other forms too."""
-GPU: Rules = {"select_and_scatter_add": pooling.replace_max_gradient_without_overlap}
-BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
+CPU: Rewrites = {**BITS, **SPEED}
+CPU_LOOPS: Rewrites = {"scan": loops.hoist_products}
+"""Those of loops, applied first: what leaves a loop is then put into other forms too."""
+GPU: Rewrites = {"select_and_scatter_add": pooling.replace_max_gradient_without_overlap}
+BY_PLATFORM: Mapping[str, Rewrites] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPES_BY_PRIMITIVE = {
     "fft": ("float32", "float64", "complex64", "complex128"),
@@ -78,15 +78,15 @@ def rewrite_function(
     >>> float(jax.jit(total)(jax.numpy.ones(3)))
     3.0
     """
-    rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
+    find = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
     is_on_cpu = platform == "cpu"
-    loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
+    find_in_loops = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
     rewrite = Rewriter(
-        rule,
+        find,
         prepare=native_epilogue.compare_rectified if is_on_cpu else None,
         join=native_gradients.join_gradients if is_on_cpu else None,
     )
-    rewrite_loops = Rewriter(loop_rule, prepare=recompute_residuals if is_on_cpu else None)
+    rewrite_loops = Rewriter(find_in_loops, prepare=recompute_residuals if is_on_cpu else None)
 
     @functools.wraps(function)
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -122,20 +122,20 @@ def trace_as_rewritten(function: Callable[P, T], platform: str) -> Callable[P, t
     return trace
 
 
-def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+def find_replacement(rewrites: Rewrites, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Find the replacement of an equation.
 
-    None if it has no rule, has a dtype without fast code on XLA:CPU, or is empty.
+    None if it has no rewrite, has a dtype without fast code on XLA:CPU, or is empty.
     """
     name = eqn.primitive.name
-    rule = rules.get(name)
+    rewrite = rewrites.get(name)
     dtypes = DTYPES_BY_PRIMITIVE.get(name, DTYPES)
-    if rule is None or any(atom.aval.dtype.name not in dtypes or atom.aval.size == 0 for atom in [*eqn.invars, *eqn.outvars]):
+    if rewrite is None or any(atom.aval.dtype.name not in dtypes or atom.aval.size == 0 for atom in [*eqn.invars, *eqn.outvars]):
         return None
-    return rule(eqn, made_by)
+    return rewrite(eqn, made_by)
 
 
-def find_loop_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Find the replacement of a loop, if it has a rule."""
-    rule = rules.get(eqn.primitive.name)
-    return rule(eqn, made_by) if rule else None
+def find_loop_replacement(rewrites: Rewrites, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Find the replacement of a loop, if it has a rewrite."""
+    rewrite = rewrites.get(eqn.primitive.name)
+    return rewrite(eqn, made_by) if rewrite else None
