@@ -108,13 +108,7 @@ class ModelStep:
 
         Losses and the step itself are expected to gather, and not reported.
         """
-        names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
-        by_layer: collections.Counter[str] = collections.Counter()
-        for scopes, size in gathered:
-            layers = [name for name in re.findall(r"[^/()]+", scopes) if name in names]
-            if layers and self._mode == "train":
-                by_layer[layers[-1]] += size
-        for name, size in by_layer.items():
+        for name, size in self.count_by_layer(gathered).items() if self._mode == "train" else ():
             if name not in self._told:
                 self._told.add(name)
                 print(
@@ -122,6 +116,16 @@ class ModelStep:
                     f"computed for the whole batch",
                     file=sys.stderr,
                 )
+
+    def count_by_layer(self, gathered: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """Count the bytes of gathered rows by the layer of the model that reads them."""
+        names: set[str] = set(map(find_name, list_layers(self.model))) - {find_name(self.model)}
+        by_layer: collections.Counter[str] = collections.Counter()
+        for scopes, size in gathered:
+            layers = [name for name in re.findall(r"[^/()]+", scopes) if name in names]
+            if layers:
+                by_layer[layers[-1]] += size
+        return dict(by_layer)
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
         """Explain nothing. Keras calls the step with all rows, too."""
