@@ -69,7 +69,8 @@ def read_status(field: str) -> float:
 def count_live() -> float:
     import jax
 
-    return sum(shard.data.nbytes for array in jax.live_arrays() for shard in array.addressable_shards) / MB
+    shards = (shard for array in jax.live_arrays() for shard in array.addressable_shards)
+    return sum({each.data.unsafe_buffer_pointer(): each.data.nbytes for each in shards}.values()) / MB
 
 
 def measure(net: str, replicas: int) -> results.Row:

@@ -32,9 +32,18 @@ import numpy as np
 
 strategy = un.OneDeviceStrategy(replicas=2)
 with strategy.scope():
-    total = keras.metrics.Sum()
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD()
+
+
+def step(x):
+    value, gradients = un.value_and_grad(lambda: keras.ops.square(model(x))[:, 0], model.trainable_variables)
+    optimizer.apply(gradients, model.trainable_variables)
+    return value
+
+
 (batch,) = strategy.distribute_dataset([np.ones((4, 1), "float32")])
-strategy.run(total.update_state, args=(batch,))
+strategy.run(step, args=(batch,))
 """
 
 

@@ -44,6 +44,8 @@ def measure_step(
     sums = sum(count_layout(shape, dtype) for of_phase in layout.sums for _, (shape, dtype) in of_phase)
     kept = sum(count_layout(*array) for _, phases in layout.kept for of_phase in phases for array in of_phase)
     program = compiled.memory_analysis()
+    if program is None:
+        raise NotImplementedError("XLA does not tell the memory of programs on this platform. On CPU and GPU it does.")
     temporary, results = program.temp_size_in_bytes, program.output_size_in_bytes - program.alias_size_in_bytes
     return StepMemory(sums - gathered, gathered, kept, count_bytes(inputs) // devices, temporary, results)
 
