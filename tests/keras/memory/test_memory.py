@@ -49,7 +49,9 @@ class CountArrays(keras.callbacks.Callback):
         gc.collect()
         new = (array for array in jax.live_arrays() if id(array) not in self.before)
         # Of arrays over several devices, Keras has the lead's in the same memory.
-        blocks = {(each.device, each.data.unsafe_buffer_pointer()): each.data.nbytes for one in new for each in one.addressable_shards}
+        blocks = {
+            (each.device, each.data.unsafe_buffer_pointer()): each.data.nbytes for one in new for each in one.addressable_shards
+        }
         self.found = {}
         for (device, _), size in blocks.items():
             name = f"{device.platform}:{device.id}"
@@ -226,11 +228,11 @@ def test_labels_are_derived_from_losses(outputs, loss, labels):
     assert described == (((8, 6), "float32"), labels)
 
 
-MEMORY = DeviceMemory(2**20, 2 * 2**20, 3 * 2**20, 0, 0, 5 * 2**20, 2**19)
+MEMORY = DeviceMemory(2**20, 2 * 2**20, 3 * 2**20, 0, 0, 5 * 2**20, 2**19, 2**19)
 
 
 def test_the_table_joins_equal_devices_and_says_what_fits():
-    other = DeviceMemory(2**20, 2 * 2**20, 3 * 2**20, 0, 0, 2**20, 2**19)
+    other = DeviceMemory(2**20, 2 * 2**20, 3 * 2**20, 0, 0, 2**20, 2**19, 2**19)
     choices = [
         MemoryChoice(1, False, 8, {"gpu:0": MEMORY, "gpu:1": MEMORY}, {}),
         MemoryChoice(4, True, 2, {"gpu:0": other, "gpu:1": MEMORY}, {}),
@@ -238,12 +240,12 @@ def test_the_table_joins_equal_devices_and_says_what_fits():
     report = MemoryReport("net", 8, choices, dict.fromkeys(("gpu:0", "gpu:1"), 10 * 2**20))
     lines = list(format_report(report))
     assert lines[2].split() == [
-        "R", "rows", "device", "weights", "optimizer", "gradients", "activations", "batch", "total", "fits"
+        "R", "rows", "device", "weights", "optimizer", "gradients", "activations", "batch", "ahead", "total", "fits"
     ]  # fmt: skip
-    assert " ".join(lines[3].split()) == "1 8 gpu:0 to gpu:1 1.0 2.0 3.0 5.0 0.5 11.5 no"
-    assert " ".join(lines[4].split()) == "* 4 2 gpu:0 1.0 2.0 3.0 1.0 0.5 7.5 yes"
-    assert " ".join(lines[5].split()) == "* 4 2 gpu:1 1.0 2.0 3.0 5.0 0.5 11.5 no"
+    assert " ".join(lines[3].split()) == "1 8 gpu:0 to gpu:1 1.0 2.0 3.0 5.0 0.5 0.5 12.0 no"
+    assert " ".join(lines[4].split()) == "* 4 2 gpu:0 1.0 2.0 3.0 1.0 0.5 0.5 8.0 yes"
+    assert " ".join(lines[5].split()) == "* 4 2 gpu:1 1.0 2.0 3.0 5.0 0.5 0.5 12.0 no"
     assert lines[-1] == "JAX has 10.0 MiB on gpu:0 to gpu:1."
     assert len({len(line) for line in lines[2:6]}) <= 2
-    assert report.own.devices["gpu:0"].total == sum((1, 2, 3, 1)) * 2**20 + 2**19
+    assert report.own.devices["gpu:0"].total == sum((1, 2, 3, 1, 1)) * 2**20
     assert math.isclose(json.loads(report.to_json())["limits"]["gpu:1"], 10 * 2**20)

@@ -22,7 +22,7 @@ class StepMemory(NamedTuple):
     kept: int
     """What all replicas keep for a later phase of the step."""
     inputs: int
-    """The rows of a call, and its orders."""
+    """The rows of a call, and its orders. Those of the next call are sent while it runs."""
     temporary: int
     """What the program asks for while it runs: activations, a replica's own gradient."""
     results: int

@@ -66,6 +66,7 @@ def join_memory(model: keras.Model, step: StepMemory, devices: Sequence[jax.Devi
             kept=step.kept,
             activations=step.temporary,
             batch=step.inputs + step.results + metrics[device],
+            ahead=step.inputs,
         )
         for device in devices
     }

@@ -32,12 +32,14 @@ class DeviceMemory:
     activations: int
     """What the program of the step asks for while it runs: activations of one replica, its gradient, and other values in between."""
     batch: int
-    """The rows of a call, what a call returns, and the metrics."""
+    """The rows of a call of the program, what it returns, and the metrics."""
+    ahead: int
+    """The rows of the next call, which are sent while the program runs."""
 
     @property
     def total(self) -> int:
         """The most that there is at a time: in a step."""
-        return self.held + self.activations
+        return self.held + self.activations + self.ahead
 
     @property
     def held(self) -> int:
@@ -48,7 +50,7 @@ class DeviceMemory:
         return {name: getattr(self, name) for name in (*COLUMNS, "held", "total")}
 
 
-COLUMNS = ("weights", "optimizer", "gradients", "gathered", "kept", "activations", "batch")
+COLUMNS = ("weights", "optimizer", "gradients", "gathered", "kept", "activations", "batch", "ahead")
 """The columns of the table, in order: they add up to the total."""
 
 SELDOM = ("gathered", "kept")
