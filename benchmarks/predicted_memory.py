@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import results
-from workloads import VOCABULARY, WORKLOADS, Workload
+from workloads import VOCABULARY, WORKLOADS, Workload, placed
 
 MB = 1e6
 STEPS = 3
@@ -35,8 +35,7 @@ def language_model(keras: Any, causal: bool) -> tuple[Any, Any]:
     """Return a net that tells a word for each place: from all places, as BERT, or from those before, as GPT."""
     layers = keras.layers
     tokens = layers.Input((TOKENS,), dtype="int32")
-    places = layers.Embedding(TOKENS, WIDTH)(keras.ops.broadcast_to(keras.ops.arange(TOKENS), keras.ops.shape(tokens)))
-    x = layers.LayerNormalization()(layers.Embedding(VOCABULARY, WIDTH)(tokens) + places)
+    x = layers.LayerNormalization()(placed(keras)(layers.Embedding(VOCABULARY, WIDTH)(tokens)))
     for _ in range(DEPTH):
         normal = layers.LayerNormalization()(x) if causal else x
         x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS, dropout=0.1)(normal, normal, use_causal_mask=causal)

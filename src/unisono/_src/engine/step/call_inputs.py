@@ -137,7 +137,7 @@ class CallInputs:
         """Compute the leading axes of a device's rows in a call. `size` is the number of rows of a replica."""
         return self.count_steps(batch, size) * self._replicas, size
 
-    def describe(self, batch: GlobalBatch, size: int) -> tuple[Array, list[AnyArray], PyTree]:
+    def describe(self, batch: GlobalBatch, size: int) -> tuple[PyTree, PyTree, PyTree]:
         """Describe in shapes orders, constants and rows of a call, for replicas of this size. There are no carried values."""
         orders = self._mesh.describe_blocks((2, len(CallOrders._fields)), np.int32)
         constants = [self._mesh.describe_everywhere(array.shape, array.dtype) for array in self._constants]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 import keras
@@ -15,16 +15,19 @@ from unisono._src.keras.private.export_inputs import find_input_tensors
 from unisono._src.keras.private.models import describe_outputs
 from unisono._src.typing import HostArray, PyTree, Shape, UserBatch, UserObject
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 @runtime_checkable
 class ArraySpec(Protocol):
     """An array, or what describes one."""
 
     @property
-    def shape(self) -> Sequence[int | None]: ...
+    def shape(self) -> Sequence[int]: ...
 
     @property
-    def dtype(self) -> object: ...
+    def dtype(self) -> DTypeLike: ...
 
 
 def describe_batch(

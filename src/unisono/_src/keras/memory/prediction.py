@@ -18,6 +18,7 @@ from unisono._src.keras.memory.report import DeviceMemory, MemoryChoice, MemoryR
 from unisono._src.keras.private.trainer_state import STATE_NAMES, group_variables
 from unisono._src.keras.steps.make_step import make_measured_step
 from unisono._src.keras.steps.model_step import ModelStep
+from unisono._src.typing import PyTree
 
 
 class MeasuredStep(ModelStep):
@@ -79,7 +80,7 @@ def count_by_device(variables: Sequence[keras.Variable], devices: Sequence[jax.D
     return dict.fromkeys(devices, total)
 
 
-def describe_variable(variable: keras.Variable) -> jax.ShapeDtypeStruct:
+def describe_variable(variable: keras.Variable) -> PyTree:
     """Describe a variable in shapes. It may have no value, as in a loop of Keras."""
     return jax.ShapeDtypeStruct(tuple(variable.shape), jax.dtypes.canonicalize_dtype(variable.dtype))
 

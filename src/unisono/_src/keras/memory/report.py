@@ -97,8 +97,14 @@ class MemoryReport:
 
     @property
     def own(self) -> MemoryChoice:
-        """The choice with the R of the strategy. It is an error if another R alone was asked for."""
-        return next(choice for choice in self.choices if choice.is_own)
+        """The choice with the R of the strategy."""
+        for choice in self.choices:
+            if choice.is_own:
+                return choice
+        listed = [choice.replicas for choice in self.choices]
+        raise ValueError(
+            f"The report has no row of the strategy's own R; it has {listed}. Write replicas=[..., R] for strategy.memory, or leave it out."
+        )
 
     def to_dict(self) -> Json:
         """Build what JSON holds. All numbers are bytes."""
