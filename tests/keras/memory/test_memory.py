@@ -102,6 +102,14 @@ def test_more_replicas_have_smaller_activations_and_more_sums():
     assert json.loads(report.to_json())["choices"][1]["devices"]["cpu:0"]["total"] == eight.total
 
 
+def test_sums_are_folded_in_place():
+    """The step asks for no more copies of a gradient than that of the replica that runs."""
+    strategy = on(1, 8)
+    model = make_wide(strategy)
+    memory = strategy.memory(model, 8, replicas=[8]).own.devices["cpu:0"]
+    assert memory.activations < 1.5 * 4 * model.count_params()
+
+
 def test_remat_shows_in_the_activations():
     """Not as fewer bytes: on CPU, XLA computes such layers again early, in plain Keras too."""
     found = []
