@@ -54,7 +54,6 @@ NETS = {
     "W1 MNIST": (WORKLOADS["W1 MNIST, two convolutions"]._replace(batch=1024), (1, 2, 4)),
     "W2 CIFAR": (WORKLOADS["W2 CIFAR"], (1, 4, 16)),
     "W4 transformer": (WORKLOADS["W4 transformer"], (1, 4, 8)),
-    "W6 ResNet-50": (WORKLOADS["W6 ResNet-50"], (1, 4)),
     "like BERT": (language(causal=False), (1, 2, 8)),
     "like GPT": (language(causal=True), (1, 2, 8)),
 }
