@@ -30,11 +30,11 @@ LOWER = ["ground", "programs", "kernels", "processes", "engine", "keras", "tools
 
 PACKAGES = {
     "tools": Package(
-        ["tools.cli", "tools.audit", "tools.replay", "tools", "tools.doctor", "tools.export", "tools.ray", "tools.tensorboard"],
+        ["tools.cli", "tools.audit", "tools.replay", "tools", "tools.memory", "tools.doctor", "tools.export", "tools.ray", "tools.tensorboard"],
         frozenset(LOWER[:6]), frozenset({"keras", "jax"}),
     ),
     "keras": Package(
-        ["keras.strategy", "keras.loop", "keras.callbacks", "keras.fit", "keras.steps", "keras.record", "keras.checkpoint",
+        ["keras.strategy", "keras.memory", "keras.loop", "keras.callbacks", "keras.fit", "keras.steps", "keras.record", "keras.checkpoint",
          "keras.checks.user_code", "keras.distributed", "keras.checks", "keras.replica", "keras.data", "keras", "keras.private"],
         frozenset(LOWER[:5]), frozenset({"keras", "jax"}),
     ),

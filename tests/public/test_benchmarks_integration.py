@@ -50,6 +50,16 @@ def test_the_benchmark_of_flags_on_a_gpu_runs_without_one(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_predicted_memory_compares_what_is_held(tmp_path):
+    small = {"UNISONO_BENCHMARKS_SMALL": "1", "UNISONO_BENCHMARKS": str(tmp_path)} | kept_in(tmp_path / "programs")
+    done = python(str(BENCHMARKS / "predicted_memory.py"), "like GPT", **small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "predicted memory.json").read_text())
+    assert [row["R"] for row in rows] == [1, 2, 8]
+    assert all(row["held, predicted"] == pytest.approx(row["held, measured"], rel=0.1) for row in rows)
+
+
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_benchmark_of_several_gpus_runs_on_cpu_devices(tmp_path):
     out = tmp_path / "gpus.json"

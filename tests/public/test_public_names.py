@@ -35,8 +35,8 @@ FUNCTIONS = [
 ]  # fmt: skip
 METHODS = [
     un.ray.Trainer.fit, un.Checkpoint.restore, un.Checkpoint.save, un.Checkpoint.saving_on_signal, un.Checkpoint.wait, un.Strategy.distribute_dataset,
-    un.Strategy.distribute_datasets_from_function, un.Strategy.gather, un.Strategy.local_results, un.Strategy.reduce, un.Strategy.run,
-    un.Strategy.scope,
+    un.Strategy.distribute_datasets_from_function, un.Strategy.gather, un.Strategy.local_results, un.Strategy.memory, un.Strategy.reduce,
+    un.Strategy.run, un.Strategy.scope,
 ]  # fmt: skip
 OF_ANY_NAME = [un.Checkpoint, un.fingerprint]
 """Their arguments have no names, or names of the user's own."""

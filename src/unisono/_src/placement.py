@@ -70,6 +70,11 @@ class Placement:
         return self.devices[0]
 
     @property
+    def fewest_replicas(self) -> int:
+        """The fewest replicas that these devices can share: one on each."""
+        return sum(self._counts)
+
+    @property
     def blocks(self) -> tuple[range, ...]:
         """The replicas of each device of this process."""
         before = sum(self._counts[: self.processes.number]) if self.processes else 0

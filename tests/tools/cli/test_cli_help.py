@@ -24,7 +24,7 @@ def test_the_version_is_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--help"], ["{launch,doctor,audit,replay,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
+        (["--help"], ["{launch,doctor,audit,replay,memory,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
         (["launch", "--help"], ["unisono launch --processes 4 --restarts 3 train.py", "--processes INT", "(default: all GPUs"]),
         (["demo", "--help"], ["--epochs INT", "(default: 40 for digits, else 2)", "(default: digits)"]),
         (["doctor", "--help"], ["--json", "--processes", "--versions", "unisono launch --processes 2 -m unisono doctor"]),
@@ -36,6 +36,7 @@ def test_the_version_is_printed(capsys):
             ["audit", "--help"],
             ["unisono audit --steps 50 train.py --epochs 10", "--processes INT,INT", "--against", "--html FILE"],
         ),
+        (["memory", "--help"], ["unisono memory --replicas 1,4,16 train.py --epochs 10", "--replicas INT,INT", "--json"]),
         (["completion", "--help"], ["{bash,zsh}", "unisono completion bash >"]),
     ],
     ids=" ".join,
@@ -90,6 +91,7 @@ cli.main(sys.argv[1:])
         (["audit", "absent.py"], "there is no script 'absent.py' here"),
         (["audit", "--devices", "two", __file__], "--devices takes whole numbers with commas between them, as in 1,2,8"),
         (["replay", "absent.py"], "unisono replay received no record"),
+        (["memory"], "unisono memory received no program. Write: unisono memory script.py"),
     ],
 )
 def test_wrong_words_are_refused_before_jax_is_imported(words, message):

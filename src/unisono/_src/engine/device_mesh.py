@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,7 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from unisono._src.programs.private.device_arrays import list_blocks, put_blocks, take_first_copies
 from unisono._src.typed_jax import device_put
-from unisono._src.typing import Array, PyTree
+from unisono._src.typing import Array, PyTree, Shape
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 AXIS = "devices"
 
@@ -45,6 +49,14 @@ class DeviceMesh:
         """Send each device its block, as one array over the devices. The blocks are joined at the first axis."""
         return put_blocks(blocks, self.by_device, self.devices)
 
+    def describe_everywhere(self, shape: Shape, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+        """Describe an array that lies on all devices, in shapes."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
+
+    def describe_blocks(self, shape: Shape, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+        """Describe an array with a block of this shape on each device."""
+        return jax.ShapeDtypeStruct((self.size * shape[0], *shape[1:]), dtype, sharding=self.by_device)
+
     def map_blocks(self, function: Callable[..., PyTree], cut: PyTree, cut_results: PyTree) -> Callable[..., PyTree]:
         """Make a function of arrays over several devices. Each device calls `function` with its part.
 
@@ -55,8 +67,8 @@ class DeviceMesh:
         return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=returned, check_vma=False)
 
     def is_cut(self, leaf: object) -> bool:
-        """Whether an array has a block on each of several devices."""
-        return self.size > 1 and isinstance(leaf, jax.Array) and leaf.sharding == self.by_device
+        """Whether an array, or what describes it, has a block on each of several devices."""
+        return self.size > 1 and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding == self.by_device
 
     def is_everywhere(self, leaf: object) -> bool:
         """Whether an array lies on all devices."""

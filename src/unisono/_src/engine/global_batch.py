@@ -241,6 +241,13 @@ def send_blocks(batches: Sequence[BatchArray], rows: Blocks, shape: Shape, mesh:
     return mesh.put_blocks([block.reshape(*shape, *row_shape) for block in blocks])
 
 
+def describe_rows(batch: GlobalBatch, shape: Shape, mesh: DeviceMesh) -> PyTree:
+    """Describe in shapes what `send_rows` sends."""
+    rooms = [(widen_room(shape, leaf.shape[1:], leaf.dtype, mesh.lead), leaf) for leaf in batch.leaves]
+    blocks = [mesh.describe_blocks((*room, *leaf.shape[1:]), leaf.dtype) for room, leaf in rooms]
+    return jax.tree.unflatten(batch.structure, blocks)
+
+
 def widen_room(shape: Shape, row_shape: Shape, dtype: np.dtype, device: jax.Device) -> Shape:
     """Widen the room for rows on a CPU device.
 

@@ -35,13 +35,19 @@ REPLAY_STEP = "UNISONO_REPLAY_STEP"
 """The step that the process replays, counted from 0."""
 
 INSPECTOR = "UNISONO_INSPECTOR"
-"""The module whose `make_inspector()` makes the inspector of the process."""
+"""The module whose `make_inspector(strategy, function)` makes the inspector of the process."""
 
 REPLAY_REPORT = "UNISONO_REPLAY_REPORT"
 """The file for what the inspector of a replay sees."""
 
 REPLAY_PROMPT = "UNISONO_REPLAY_PROMPT"
 """Whether the inspector of a replay opens a prompt before the step is run."""
+
+MEMORY_REPORT = "UNISONO_MEMORY_REPORT"
+"""The file for the report of `unisono memory`."""
+
+MEMORY_REPLICAS = "UNISONO_MEMORY_REPLICAS"
+"""The numbers of replicas that `unisono memory` asks for, with commas between them; empty for its default."""
 
 DEFAULT_BOUND = 30.0
 

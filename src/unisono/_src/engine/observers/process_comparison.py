@@ -167,7 +167,7 @@ class ProcessComparison(StepObserver):
         self._may_programs_differ = bool(os.environ.get(names.OTHER_PROGRAMS))
         self._digests = NOTHING_COMPARED
 
-    def begin(self, constants: Sequence[AnyArray]) -> None:
+    def begin(self, batches: Sequence[GlobalBatch], constants: Sequence[AnyArray]) -> None:
         self._digests = StartDigests(constants=self._constant_digests.digest(constants) ^ self._fixed_digest)
 
     def take_state(self, state: StartState) -> None:

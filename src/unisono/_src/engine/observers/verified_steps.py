@@ -117,7 +117,7 @@ class VerifiedSteps(StepObserver):
     def count_unwatched(self, step: int) -> int:
         return self._verification.count_unverified(step)
 
-    def begin(self, constants: Sequence[AnyArray]) -> None:
+    def begin(self, batches: Sequence[GlobalBatch], constants: Sequence[AnyArray]) -> None:
         """Forget what an error may have left."""
         self._verified = self._fault = None
         self._verification.begin()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from unisono._src.engine.device_mesh import get_mesh
-from unisono._src.engine.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
+from unisono._src.engine.global_batch import IN_PLACE_BYTES, GlobalBatch, describe_rows, send_rows
 from unisono._src.engine.step.plan import ReplicaRun, Round
 from unisono._src.engine.step.run_outputs import CarriedValue, describe_replica_batch
 from unisono._src.placement import Placement
@@ -136,6 +136,12 @@ class CallInputs:
     def describe_room(self, batch: GlobalBatch, size: int) -> Shape:
         """Compute the leading axes of a device's rows in a call. `size` is the number of rows of a replica."""
         return self.count_steps(batch, size) * self._replicas, size
+
+    def describe(self, batch: GlobalBatch, size: int) -> tuple[PyTree, PyTree, PyTree]:
+        """Describe in shapes orders, constants and rows of a call, for replicas of this size. There are no carried values."""
+        orders = self._mesh.describe_blocks((2, len(CallOrders._fields)), np.int32)
+        constants = [self._mesh.describe_everywhere(array.shape, array.dtype) for array in self._constants]
+        return orders, constants, describe_rows(batch, self.describe_room(batch, size), self._mesh)
 
     def send_batches(self, group: Sequence[GlobalBatch], round_: Round) -> PyTree:
         """Send the rows and the carried values of replicas to their devices."""

@@ -34,6 +34,11 @@ class BufferLayout(NamedTuple):
     kept: tuple[tuple[int, tuple[tuple[ArrayLayout, ...], ...]], ...] = ()
     """For each size of shards and each phase."""
 
+    def describe(self, mesh: DeviceMesh) -> tuple[PyTree, PyTree]:
+        """Describe running sums and kept values on a mesh, in shapes."""
+        sums = [{name: mesh.describe_blocks(*layout) for name, layout in of_phase} for of_phase in self.sums]
+        return sums, {size: [[mesh.describe_blocks(*layout) for layout in each] for each in phases] for size, phases in self.kept}
+
     def make_zeros(self) -> tuple[list[dict[str, np.ndarray]], dict[int, list[list[np.ndarray]]]]:
         """Make zeros for the running sums and for kept values. They are on the host."""
         sums = [{name: np.zeros(*layout) for name, layout in of_phase} for of_phase in self.sums]

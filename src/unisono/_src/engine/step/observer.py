@@ -144,7 +144,7 @@ class StepObserver:
         """Count the next steps that need not be watched one by one."""
         return sys.maxsize
 
-    def begin(self, constants: Sequence[AnyArray]) -> None:
+    def begin(self, batches: Sequence[GlobalBatch], constants: Sequence[AnyArray]) -> None:
         """Take note of a call that begins. `constants` are the same for all replicas and steps."""
 
     def take_state(self, state: StartState) -> None:

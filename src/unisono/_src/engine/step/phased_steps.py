@@ -84,6 +84,11 @@ class PhasedCut:
         """Describe in shapes what a replica of this size returns."""
         return self._phased.describe_returned(rows)
 
+    def list_gathered(self, phase: int, work: ShardWork) -> list[Array]:
+        """List what a shard's work adds that is gathered rows."""
+        merged, gathered = len(self._phased.phases[phase].merged), len(self._phased.phases[phase].gathered)
+        return work.added[merged : merged + gathered]
+
     def prepare(self, phase: int, known: Known) -> list[Array]:
         return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])
 

@@ -15,6 +15,7 @@ from unisono._src.engine.state import State
 from unisono._src.engine.step import running_sums
 from unisono._src.engine.step.call_inputs import NOTHING, CallInputs, Orders
 from unisono._src.engine.step.device_state import BufferLayout, DeviceState
+from unisono._src.engine.step.memory import StepMemory, count_bytes, measure_step
 from unisono._src.engine.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
 from unisono._src.engine.step.plan import BatchPlan, Round
 from unisono._src.engine.step.program import CallResult, StepBuffers, StepProgram, StepShapes
@@ -25,6 +26,7 @@ from unisono._src.kernels.native.step_calls import SUMMED_DTYPES
 from unisono._src.kernels.rewriting import rewrite_function, trace_as_rewritten
 from unisono._src.placement import Placement
 from unisono._src.programs.program_digest import digest_program
+from unisono._src.typed_jax import map_tree
 from unisono._src.typing import Arguments, Array, PyTree
 
 CUT_RESULTS = StepBuffers(False, True, True), CallResult(False, True, False)  # pyright: ignore[reportArgumentType]
@@ -75,15 +77,45 @@ class ProgramCalls:
     def prepare(self, batch: GlobalBatch, batch_plan: BatchPlan) -> int:
         """Select the kind of the next steps and count its phases."""
         state = self._device_state
-        cut = self._cut = self._cutter.cut(batch, batch_plan, state.shapes, state.cut_places)
+        cut = self._cut = self._choose_cut(batch, batch_plan, state.shapes, state.cut_places)
+        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state.known))
+        return cut.phases
+
+    def _choose_cut(
+        self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, cut_places: frozenset[int] = frozenset()
+    ) -> PhasedCut | WholeStep:
+        """Choose the kind of a batch's steps, and make its program if it is new."""
+        cut = self._cutter.cut(batch, batch_plan, state, cut_places)
         if cut not in self._programs:
             function = StepProgram(self._name, cut, self._placement.replicas, self._is_recorded)
             note_traced = self._note_traced if self._placement.processes else None
             self._functions[cut] = function
             rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
             self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
-        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state.known))
-        return cut.phases
+        return cut
+
+    def measure_memory(self, state: State, batch: GlobalBatch, batch_plan: BatchPlan) -> StepMemory:
+        """Measure what steps of a batch need on each device. The program of the largest shards is compiled."""
+        cut = self._choose_cut(batch, batch_plan, state)
+        layout = self._lay_out(cut, batch, batch_plan, state)
+        size = max(batch_plan.sizes)
+        work = StepBuffers(
+            map_tree(lambda a: self._mesh.describe_everywhere(a.shape, a.dtype), state), *layout.describe(self._mesh)
+        )
+        kind = self._inputs.kind(batch, size)
+        self._traced = cut, kind
+        inputs = self._inputs.describe(batch, size)
+        compiled = self._programs[cut].find_or_load(self._mesh, kind, work, *inputs)
+        gathered = self._count_gathered(cut, batch, batch_plan, state)
+        return measure_step(layout, gathered, inputs, self._mesh.size, compiled)
+
+    def _count_gathered(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> int:
+        """Count the bytes of gathered rows in the running sums."""
+        if not isinstance(cut, PhasedCut):
+            return 0
+        shards = self._describe(cut, batch, batch_plan, batch_plan.size_at_end, state).shards
+        gathered = [array for phase, work in enumerate(shards) for array in cut.list_gathered(phase, work)]
+        return running_sums.count_places(self._placement.replicas) * sum(map(count_bytes, gathered))
 
     def adds_up(self, batch: GlobalBatch, batch_plan: BatchPlan) -> bool:
         """Whether the program has the totals of such steps: of one device, or as it adds up over devices."""

@@ -17,7 +17,7 @@ from jax import lax
 from unisono._src.engine.packing import PackedTree, pack_tree
 from unisono._src.kernels.before_gradient import uses_kernels
 from unisono._src.kernels.native.step_calls import SUMMED_DTYPES, call_all_reduce, call_push
-from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier, take_index, update_index
+from unisono._src.typed_jax import fori_loop, map_tree, take_index, update_index
 from unisono._src.typing import Array, PyTree
 
 Sums = PackedTree
@@ -76,7 +76,8 @@ def fold_sums(sums: Sums, count: Array) -> Sums:
 
 
 def add_to_place_below(sums: Sums, place: Array) -> Sums:
-    return set_place(sums, place - 1, optimization_barrier(map_tree(jnp.add, get_place(sums, place - 1), get_place(sums, place))))
+    """Add a sum to the one below it, in place: a sum by itself would take as much memory as a gradient."""
+    return set_place(sums, place - 1, map_tree(jnp.add, get_place(sums, place - 1), get_place(sums, place)))
 
 
 def add_over_devices(sums: Sums, group: int | Array, device: int | Array, phase: int) -> Sums:

@@ -15,6 +15,7 @@ from unisono._src.engine.global_batch import GlobalBatch, want_row_digests
 from unisono._src.engine.state import State, get_step_count
 from unisono._src.engine.step.call_inputs import CallInputs
 from unisono._src.engine.step.device_state import DeviceState
+from unisono._src.engine.step.memory import StepMemory
 from unisono._src.engine.step.observer import InspectedStep, StartState, StepObserver, WatchedStep, inspect_step
 from unisono._src.engine.step.parted_steps import NO_OUTCOME, CallOutcome, PartedSteps
 from unisono._src.engine.step.phased_steps import PhasedSteps
@@ -83,7 +84,7 @@ class Step:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
         for observer in self.observers:
-            observer.begin(constants)
+            observer.begin(batches, constants)
         with self._call.interrupts.watch():
             self._take_steps(state, batches)
         return self._newest.logs, self._newest.outputs
@@ -166,6 +167,13 @@ class Step:
         """Make what describes a replica's outputs, by its rows, of the last step. It was of this batch."""
         state = self._device_state
         return self._cutter.cut(batch, self._plan_of(batch), state.shapes, state.cut_places).describe_outputs
+
+    def measure_memory(self, state: State, batch: GlobalBatch) -> StepMemory:
+        """Measure what such steps need on each device.
+
+        The program is compiled, and nothing is sent or run. The state may be given in shapes.
+        """
+        return self._call.measure_memory(state, batch, self._plan_of(batch))
 
     @property
     def has_own_logs(self) -> bool:

@@ -52,9 +52,9 @@ class DeviceProgram:
     """A function that is compiled once for each key and runs anywhere.
 
     `program(place, key, *args)` runs it on a device, or on all devices of a mesh. A key stands for the shapes and dtypes of the
-    arguments. The arguments are arrays there, or host arrays. A device of a mesh is given its part of each array, and runs the
-    machine code that a single device runs. Programs are kept as long as this object, for any number of keys: shapes that come
-    back must not be compiled again.
+    arguments. The arguments are arrays there, or host arrays; to find the executable, shapes with shardings are enough. A device of a
+    mesh is given its part of each array, and runs the machine code that a single device runs. Programs are kept as long as this
+    object, for any number of keys: shapes that come back must not be compiled again.
     """
 
     def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = (), cut: PyTree = False) -> None:
@@ -127,7 +127,7 @@ def describe_arguments(args: Arguments, device: jax.Device, mesh: DeviceMesh) ->
 
     JAX lets results stay on their device if one of the arguments has to.
     """
-    stays = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in jax.tree.leaves(args))
+    stays = any(map(has_to_stay, jax.tree.leaves(args)))
     sharding = SingleDeviceSharding(device) if stays else None
 
     def describe(leaf: jax.ShapeDtypeStruct, whole: AnyArray) -> jax.ShapeDtypeStruct:
@@ -135,6 +135,11 @@ def describe_arguments(args: Arguments, device: jax.Device, mesh: DeviceMesh) ->
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
 
     return jax.tree.map(describe, jax.eval_shape(lambda *args: args, *args), args)
+
+
+def has_to_stay(leaf: object) -> bool:
+    """Whether an array, or what describes it, has to stay on its device."""
+    return leaf.committed if isinstance(leaf, jax.Array) else getattr(leaf, "sharding", None) is not None
 
 
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:

@@ -14,12 +14,13 @@ from unisono._src.keras.ownership import OwningStrategy, find_strategy
 from unisono._src.keras.private.callbacks import list_callbacks
 from unisono._src.keras.private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
 from unisono._src.keras.private.instances import set_untracked
-from unisono._src.keras.private.models import list_layers, overrides_method
+from unisono._src.keras.private.models import find_eager_option, list_layers, overrides_method
 from unisono._src.keras.private.optimizers import LossScaleOptimizer
 from unisono._src.keras.private.trainer_state import find_stateless_scope
 from unisono._src.keras.replica import random_keys
 from unisono._src.keras.replica.trace_recorder import get_current_code
 from unisono._src.processes import agreement
+from unisono._src.programs.private.jaxprs import is_jit_disabled
 from unisono._src.typing import UserObject
 
 
@@ -47,6 +48,31 @@ def check_before_first_step(model: keras.Model, strategy: OwningStrategy) -> Non
     else:
         check_layers(model, strategy)
     check_precision(model.variables, "The model has")
+
+
+def check_measured_model(model: keras.Model, strategy: OwningStrategy) -> None:
+    """Refuse a model whose memory is not known before its first step."""
+    if find_strategy(model) is not strategy:
+        raise ValueError(
+            f"strategy.memory received the model {model.name!r}, which was not made in the scope of {strategy!r}. Make it there:\n\n"
+            f"    with strategy.scope():\n        model = ..."
+        )
+    if not model.compiled:
+        raise ValueError(
+            f"strategy.memory received the model {model.name!r}, which is not compiled: the optimizer has a part of the memory. Write "
+            f"model.compile(...) first."
+        )
+    if not model.built:
+        raise ValueError(
+            f"strategy.memory received the model {model.name!r}, which is not built, so that its weights have no shapes yet. Give it a "
+            f"keras.Input, or write model.build((None, ...)) or model(x[:1]) first."
+        )
+    option = find_eager_option(model) or ("jax.disable_jit" if is_jit_disabled() else None)
+    if option is not None:
+        raise ValueError(
+            f"strategy.memory received the model {model.name!r}, whose steps are not compiled ({option}): no program tells their memory. Leave "
+            f"this option out."
+        )
 
 
 def check_changed_model(model: keras.Model, training: bool) -> None:

@@ -19,13 +19,18 @@ from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from unisono._src.keras.private.models import make_crops_compilable
-from unisono._src.typing import KerasObject, Outputs, PyTree
+from unisono._src.typing import KerasObject, Outputs, PyTree, UserObject
 
 
 def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     """List the metrics of the loss terms; empty for a single term."""
     compiled = model._compile_loss
     return [] if compiled is None else list(compiled.metrics)
+
+
+def get_given_loss(model: keras.Model) -> UserObject:
+    """Get the loss as compile() was given it. None if there is none."""
+    return None if model._compile_loss is None else model._compile_loss._user_loss
 
 
 @contextlib.contextmanager

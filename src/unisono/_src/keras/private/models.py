@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 from jax.core import Tracer
+from keras.src import backend
 
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras.private.data_adapters import unpack_batch
 from unisono._src.keras.private.instances import Method, replace_methods, set_untracked
 from unisono._src.keras.private.trainer_state import write_back_state
-from unisono._src.typing import AnyArray, KerasObject, UserBatch
+from unisono._src.typing import AnyArray, KerasObject, Outputs, UserBatch
 
 PRIVATE_METHODS = {"build_by": ("_symbolic_build", "_maybe_symbolic_build"), "take_state": ("_get_jax_state",)}
 """Our names for private methods of Keras' trainer. Of several, later ones call the first, and not every version of Keras has them."""
@@ -106,6 +107,12 @@ def make_crops_compilable(model: keras.Model) -> contextlib.AbstractContextManag
     if any(isinstance(layer, keras.layers.RandomCrop) for layer in list_layers(model)):
         return replace_methods({"crop": crop_by_slices})
     return contextlib.nullcontext()
+
+
+def describe_outputs(model: keras.Model, x: UserBatch) -> Outputs:
+    """Describe the outputs of a model in shapes, for inputs in shapes."""
+    symbolic = jax.tree.map(lambda array: keras.KerasTensor(array.shape, backend.standardize_dtype(array.dtype)), x)
+    return backend.compute_output_spec(model, symbolic, training=False)
 
 
 def needs_batch(model: keras.Model) -> bool:

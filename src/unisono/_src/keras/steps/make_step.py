@@ -17,6 +17,7 @@ from unisono._src.keras.record.program_recorder import ProgramRecorder
 from unisono._src.keras.replica.user_function import UserStep
 from unisono._src.keras.steps.eager import EagerStep, EagerWholeStep
 from unisono._src.keras.steps.model_step import ModelStep
+from unisono._src.placement import Placement
 from unisono._src.processes import names
 
 ModelSteps: TypeAlias = Step | EagerWholeStep
@@ -77,19 +78,26 @@ def make_step(
         observers.append(ProcessComparison(strategy.placement, trains, fixed_digest))
     if trains:
         observers.append(ProgramRecorder(name, strategy, function.list_recorded))
+    tools = open_tools(strategy, function) if trains else []
     if eager and isinstance(function, UserStep):
         return EagerStep(function, *strategy.on_lead, observers)
     if eager and isinstance(function, ModelStep):
         return EagerWholeStep(function, *strategy.on_lead, observers)
     if trains:
-        observers += [*open_tools(), *(verify_steps(strategy) if verifies else [])]
+        observers += [*tools, *(verify_steps(strategy) if verifies else [])]
     return Step(name, function, strategy.placement, strategy.exchange, most_steps, observers)
 
 
-def open_tools() -> list[StepObserver]:
+def make_measured_step(strategy: ReplicaStrategy, function: ModelStep, placement: Placement) -> Step:
+    """Build the step of training, to be compiled and never run. The placement may have another R than the strategy."""
+    recorder = ProgramRecorder("train", strategy, function.list_recorded)
+    return Step("train", function, placement, strategy.exchange, observers=[recorder])
+
+
+def open_tools(strategy: ReplicaStrategy, function: ModelStep | UserStep) -> list[StepObserver]:
     """Import the observer that the environment names, if any."""
     module = os.environ.get(names.INSPECTOR)
-    return [importlib.import_module(module).make_inspector()] if module else []
+    return [importlib.import_module(module).make_inspector(strategy, function)] if module else []
 
 
 def verify_steps(strategy: ReplicaStrategy) -> list[StepObserver]:

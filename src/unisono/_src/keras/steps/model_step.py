@@ -110,12 +110,7 @@ class ModelStep:
 
         Losses and the step itself are expected to gather, and not reported.
         """
-        by_layer: collections.Counter[str] = collections.Counter()
-        for scopes, size in gathered:
-            layer = self._find_layer(scopes)
-            if layer is not None and self._mode == "train":
-                by_layer[layer] += size
-        for name, size in by_layer.items():
+        for name, size in self.count_by_layer(gathered).items() if self._mode == "train" else ():
             if name not in self._told:
                 self._told.add(name)
                 print(
@@ -123,6 +118,15 @@ class ModelStep:
                     f"computed for the whole batch",
                     file=sys.stderr,
                 )
+
+    def count_by_layer(self, gathered: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """Count the bytes of gathered rows by the layer of the model that reads them."""
+        by_layer: collections.Counter[str] = collections.Counter()
+        for scopes, size in gathered:
+            layer = self._find_layer(scopes)
+            if layer is not None:
+                by_layer[layer] += size
+        return dict(by_layer)
 
     def explain_rows(self, rows: int, batch_rows: int) -> contextlib.AbstractContextManager[None]:
         """Explain nothing. Keras calls the step with all rows, too."""

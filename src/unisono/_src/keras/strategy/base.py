@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
+import keras
 
 from unisono._src.engine.xla import determinism, runtime
 from unisono._src.hidden_frames import PUBLIC_CALL
@@ -20,6 +21,8 @@ from unisono._src.keras.distributed.replica_pipelines import InputContext, make_
 from unisono._src.keras.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.keras.loop import reduce_values
 from unisono._src.keras.loop.runs import FunctionCache
+from unisono._src.keras.memory.report import MemoryReport
+from unisono._src.keras.memory.request import report_memory
 from unisono._src.keras.strategy import scopes
 from unisono._src.keras.strategy.device_arguments import (
     DeviceChoice,
@@ -230,6 +233,34 @@ class Strategy(ReplicaStrategy):
             refusals.check_outside_replica_code("local_results")
             per_replica.check_replica_count(value, self.placement, "local_results")
             return reduce_values.split_by_replica(value, self.placement)
+
+    @says_near_names
+    def memory(
+        self,
+        model: keras.Model,
+        batch_size: int,
+        x: UserBatch = None,
+        y: UserBatch = None,
+        sample_weight: UserBatch = None,
+        replicas: Iterable[int] | None = None,
+    ) -> MemoryReport:
+        """Predict the memory of `fit` on each device, before anything is trained.
+
+        The program of the step is compiled for each R and not run; `fit` does not compile it again. The optimizer is built, as by `fit`.
+
+        Args:
+            model: A compiled and built model from this strategy's scope.
+            batch_size: The rows of a global batch.
+            x: Inputs of any number of rows, or their shapes. They are needed where the model does not know them.
+            y: Labels in the same way. By default they are derived from the loss and the outputs.
+            sample_weight: Weights of the rows in the same way, if there are any.
+            replicas: The R for which to predict. By default these are the strategy's own, its half and its double.
+
+        Returns:
+            A report that prints as a table. `to_dict()` and `to_json()` give its numbers in bytes.
+        """
+        refusals.check_outside_replica_code("memory")
+        return report_memory(self, model, batch_size, x, y, sample_weight, replicas)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run

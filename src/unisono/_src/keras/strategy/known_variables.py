@@ -37,6 +37,8 @@ SET_BY_COMMANDS = (
     names.INSPECTOR,
     names.REPLAY_REPORT,
     names.REPLAY_PROMPT,
+    names.MEMORY_REPORT,
+    names.MEMORY_REPLICAS,
     run_recorder.INSTEAD,
     run_details.SWITCH,
 )

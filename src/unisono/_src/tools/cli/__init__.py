@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tyro
 
 from unisono._src.processes.launch.target import split_command_line
-from unisono._src.tools.cli import audit_command, doctor_command, launch_command, replay_command
+from unisono._src.tools.cli import audit_command, doctor_command, launch_command, memory_command, replay_command
 from unisono._src.tools.cli.completion import make_completion
 from unisono._src.tools.cli.output import CommandError
 from unisono._src.versions import VERSION
@@ -17,7 +17,12 @@ DESCRIPTION = """Trains Keras models on JAX with the same bits on every placemen
 
 unisono COMMAND --help describes a subcommand; unisono --version prints the version."""
 
-FLAGS = {"launch": launch_command.FLAGS, "audit": audit_command.FLAGS, "replay": replay_command.FLAGS}
+FLAGS = {
+    "launch": launch_command.FLAGS,
+    "audit": audit_command.FLAGS,
+    "replay": replay_command.FLAGS,
+    "memory": memory_command.FLAGS,
+}
 """The options without a value of the subcommands that run a program. The program's own options are not read here."""
 
 
@@ -47,6 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
     app.command(doctor_command.doctor)
     app.command(audit_command.audit)
     app.command(replay_command.replay)
+    app.command(memory_command.memory)
     if subcommand not in (*FLAGS, "doctor"):  # these start at once: the other subcommands import Keras
         from unisono._src.tools.cli import demo
 

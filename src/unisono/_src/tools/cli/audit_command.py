@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from unisono._src.tools.cli.output import DIFFERENT, EQUAL, CommandError, check_counts, output_report
+from unisono._src.tools.cli.words import check_script_words, read_counts
 
 if TYPE_CHECKING:
     from unisono._src.tools.audit.audit import AuditSettings
@@ -57,7 +58,7 @@ def audit(
         limit: The seconds after which a run is killed.
     """
     check_counts(steps=steps)
-    check_script_words(program)
+    check_script_words("audit", program)
     numbers = read_counts("devices", devices), read_counts("processes", processes)
     # This imports JAX, which takes seconds: wrong words are refused before.
     from unisono._src.tools.audit.audit import AuditSettings
@@ -89,24 +90,6 @@ def write_report(report: AuditReport, json_file: pathlib.Path | None, html: path
 
         html.write_text(render_report(report), encoding="utf-8")
     output_report(format_report(report), report.to_json(), json_file)
-
-
-def read_counts(option: str, text: str) -> tuple[int, ...]:
-    """Read the numbers of an option, with commas between them."""
-    words = text.split(",") if text else []
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise CommandError(f"--{option} takes whole numbers with commas between them, as in 1,2,8; received {text!r}.")
-    return tuple(int(word) for word in words)
-
-
-def check_script_words(words: tuple[str, ...]) -> None:
-    """Refuse words that name no program."""
-    if not words or words == ("-m",):
-        raise CommandError(
-            "unisono audit received no program. Write: unisono audit script.py, or with a module unisono audit -m package.module"
-        )
-    if words[0] != "-m" and not pathlib.Path(words[0]).exists():
-        raise CommandError(f"there is no script {words[0]!r} here. Options of unisono audit come before the script's name.")
 
 
 def make_folder(path: pathlib.Path) -> pathlib.Path:

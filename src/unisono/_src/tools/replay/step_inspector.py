@@ -91,8 +91,8 @@ class ReplayInspector(StepObserver):
             open_prompt(self.step, step, replicas)
 
 
-def make_inspector() -> ReplayInspector:
-    """Make the inspector that the environment asks for."""
+def make_inspector(*_: object) -> ReplayInspector:
+    """Make the inspector that the environment asks for, of any strategy and step."""
     step = get_replayed_step()
     assert step is not None
     return ReplayInspector(step, os.environ[names.REPLAY_REPORT])

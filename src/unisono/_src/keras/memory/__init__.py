@@ -1,0 +1,1 @@
+"""The memory of a training, known before it begins."""
