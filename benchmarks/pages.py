@@ -32,6 +32,7 @@ TITLES = {
     "recording": "What a record of each step costs a training",
     "verification": "What it costs to verify each step",
     "recovery": "From the failure of a process to the next finished step",
+    "streams": "A pass over a source whose rows take 2 ms each, in several processes",
 }
 """The title of each part, by the name of its JSON."""
 

@@ -134,6 +134,86 @@ def lengths(strategy, spec):
     model.fit(stream(), verbose=0, callbacks=[un.callbacks.BackupAndRestore(spec["folder"])])
 
 
+class Made(keras.utils.PyDataset):
+    """Batches of a source that says which it has made."""
+
+    def __init__(self, draws=False, turned=0, **options):
+        super().__init__(**options)
+        self.rows, self.made = [np.roll(array, turned, axis=0) for array in data("dense", 67)], []
+        self.rng = np.random.default_rng(0) if draws else None
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        self.made.append(index)
+        x, y = (array[12 * index : 12 * index + 12] for array in self.rows)
+        return (x, y) if self.rng is None else (x + self.rng.standard_normal(x.shape).astype("float32"), y)
+
+    def generate(self):
+        for index in range(len(self)):
+            yield self[index]
+
+
+class Passes:
+    """An iterable that can begin again."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __iter__(self):
+        return self.made.generate()
+
+
+def fit_made(strategy, made, loop):
+    loop.model.compile("sgd", crossentropy())
+    loop.model.fit(made, epochs=2, verbose=0)
+
+
+def fit_generated(strategy, made, loop):
+    """Two calls of fit, of which the second goes on where the first has left the generator."""
+    loop.model.compile("sgd", crossentropy())
+    batches = made.generate()
+    for steps in (2, 3):
+        loop.model.fit(batches, steps_per_epoch=steps, verbose=0, validation_data=Made().generate(), validation_steps=2)
+
+
+def loop_over_passes(strategy, made, loop):
+    dataset = strategy.distribute_dataset(Passes(made))
+    for _ in range(2):
+        loop.whole_epoch(dataset)
+
+
+def loop_over_pipelines(strategy, made, loop):
+    def of_replica(context):
+        return Made(turned=context.input_pipeline_id) if context.input_pipeline_id else made
+
+    dataset = strategy.distribute_datasets_from_function(of_replica)
+    for _ in range(2):
+        loop.whole_epoch(dataset)
+
+
+SOURCES = {
+    "dataset": (fit_made, {}),
+    "workers": (fit_made, {"workers": 2}),
+    "draws": (fit_made, {"draws": True}),
+    "generator": (fit_generated, {}),
+    "passes": (loop_over_passes, {}),
+    "pipelines": (loop_over_pipelines, {}),
+}
+
+
+def sources(strategy, spec):
+    """Bits of trainings on sources whose batches are made, and the batches that this process has made."""
+    found = {}
+    for kind in spec["kinds"]:
+        train, options = SOURCES[kind]
+        made, loop = Made(**options), Loop(strategy)
+        train(strategy, made, loop)
+        found[kind] = [un.fingerprint(loop.model), made.made]
+    return found
+
+
 def shuffled(strategy, spec):
     """Rows that are not the same in all processes."""
 
@@ -147,7 +227,7 @@ def shuffled(strategy, spec):
         loop.one(batch)
 
 
-CHECKS = {check.__name__: check for check in (fit, whole_batch, loop, dealt_out, eager, files, lengths, shuffled)}
+CHECKS = {check.__name__: check for check in (fit, whole_batch, loop, dealt_out, eager, files, lengths, sources, shuffled)}
 
 
 def check(strategy, spec):
