@@ -3,8 +3,8 @@
 python benchmarks/streams.py [ROUNDS]
 
 Each row takes 2 ms, of the processor or asleep, as where a disk or a server is waited for. Prints seconds of a first pass in 1, 2 and 4 processes
-of this machine, medians over rounds, until the last process has all batches.With more processes
-than cores, look at rows that are made asleep.
+of this machine, medians over rounds, until the last process has all batches. With more
+processes than cores, look at rows that are made asleep.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import unisono as un  # before keras, so that Keras runs on JAX
+
+# isort: split
 import keras
 import numpy as np
 import results
@@ -57,8 +60,6 @@ class Decoded(keras.utils.PyDataset):
 
 def read_source(source: str, work: str) -> float:
     """Read a source in one of the processes, and return the seconds."""
-    import unisono as un
-
     strategy = un.MultiWorkerMirroredStrategy(replicas=max(PROCESSES))
     decoded = Decoded(work)
     warm, dataset = map(

@@ -96,7 +96,7 @@ class SentBytes:
 
 
 def add_over_processes(words: Array) -> Array:
-    return jax.lax.psum(words[0], AXIS)
+    return typed_jax.psum(words[0], AXIS)
 
 
 def count_bytes(parts: Sequence[np.ndarray]) -> int:

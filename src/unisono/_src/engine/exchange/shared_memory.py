@@ -30,6 +30,10 @@ SPINS = 2000
 PAUSE = 50e-6
 """Seconds between two looks at the barrier of another process, after so many looks without a pause."""
 
+SHORT_LOOKS = 200
+LONG_PAUSE = 1e-3
+"""Seconds between two looks after so many looks with a pause: the other process computes long, or reads, and needs the cores."""
+
 IN_ORDER = ("x86_64", "AMD64")
 """Processors on which the writes of a process are seen in their order."""
 
@@ -101,7 +105,7 @@ class SharedMemory:
                 for look in itertools.count():
                     if memory.barrier[0] >= self._barriers:
                         break
-                    os.sched_yield() if look < SPINS else time.sleep(PAUSE)
+                    os.sched_yield() if look < SPINS else time.sleep(PAUSE if look < SPINS + SHORT_LOOKS else LONG_PAUSE)
 
 
 def open_shared_memory(agreement: Agreement, processes: int) -> SharedMemory | None:

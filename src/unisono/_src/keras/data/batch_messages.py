@@ -42,7 +42,7 @@ def read_answer(message: np.ndarray, structure: jax.tree_util.PyTreeDef | None, 
     """Read what `write_answer` has written in another process. `structure` is that of all batches."""
     length = int(message[:8].view(np.int64)[0])
     header = json.loads(message[LINE : LINE + length].tobytes())
-    error = None if header["error"] is None else make_error(*header["error"], position, process)
+    error = None if header["error"] is None else make_error(header["error"], position, process)
     if header["leaves"] is None or structure is None:
         return Answer(None, error, header["facts"])
     start = LINE + round_up(length)
@@ -65,6 +65,7 @@ def describe_error(error: Exception) -> tuple[bool, str]:
     return isinstance(error, OSError), f"{type(error).__name__}: {error}"
 
 
-def make_error(is_of_system: bool, text: str, position: Position, process: int) -> Exception:
+def make_error(described: Sequence[Json], position: Position, process: int) -> Exception:
     """Make the error of a process that got none itself."""
+    is_of_system, text = described
     return (OSError if is_of_system else AgreementError)(f"Process {process} cannot read {describe_position(position)}: {text}")
