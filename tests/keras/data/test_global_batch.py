@@ -158,4 +158,4 @@ def test_of_an_array_on_disk_one_row_is_compared(tmp_path, chosen):
         READ.clear()
         batch, other = (as_global_batch(BatchArray(source, (0, number), chosen=chosen)) for source in (on_disk, in_memory))
         assert batch.digest != other.digest, "of the others, all rows"
-        assert READ == [[rows[number % len(rows)]]]
+        assert [[rows[number % len(rows)]]] == READ
