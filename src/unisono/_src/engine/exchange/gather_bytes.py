@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unisono._src import typed_jax
 from unisono._src.engine.device_mesh import AXIS
 from unisono._src.engine.exchange.collectives import find_own_data
-from unisono._src.engine.exchange.shared_memory import SharedMemory, open_shared_memory, round_up
+from unisono._src.engine.exchange.shared_memory import LINE, Memory, SharedMemory, open_shared_memory, round_up
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.processes.agreement import get_agreement
@@ -46,22 +46,40 @@ def get_byte_gatherer(placement: Placement) -> ByteGatherer:
 
 
 class SharedBytes:
-    """A gatherer between processes of one machine. Each writes its bytes where the others read them."""
+    """A gatherer between processes of one machine. Each writes its bytes where the others read them.
+
+    It writes into the two halves of its memory in turns, so that one barrier is enough: behind it all have read what was written the time
+    before, into the other half.
+    """
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
+        self._half = 0
 
     def __call__(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         shared = self._shared
-        shared.own.words[0] = count_bytes(parts)
-        shared.meet(WAITING)  # all have read what was written before
-        sizes = [int(memory.words[0]) for memory in shared.memories]
-        if max(sizes) > shared.size:
-            shared.enlarge_room(round_up(MORE * max(sizes)), "A batch")
-        write_parts(parts, shared.own.room)
+        self._half = 1 - self._half
+        size = count_bytes(parts)
+        shared.own.words[self._half] = size
+        if size <= self._room:
+            write_parts(parts, self._view(shared.own))
         shared.meet(WAITING)
+        sizes = [int(memory.words[self._half]) for memory in shared.memories]
+        if max(sizes) > self._room:
+            shared.enlarge_room(2 * round_up(MORE * max(sizes)), "A batch")
+            write_parts(parts, self._view(shared.own))
+            shared.meet(WAITING)
         others = [0 if number == shared.number else size for number, size in enumerate(sizes)]
-        return [np.array(memory.room[:size]) for memory, size in zip(shared.memories, others, strict=True)]
+        return [np.array(self._view(memory)[:size]) for memory, size in zip(shared.memories, others, strict=True)]
+
+    @property
+    def _room(self) -> int:
+        """Bytes of a half."""
+        return self._shared.size // 2 // LINE * LINE
+
+    def _view(self, memory: Memory) -> np.ndarray:
+        """View the half that is in use."""
+        return memory.room[self._half * self._room :]
 
 
 class SentBytes:
