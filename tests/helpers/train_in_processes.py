@@ -235,7 +235,7 @@ def faults(strategy, spec):
     me, (x, y) = strategy.cluster.process, data("dense", 12)
     of_another_structure = [(x, y), (x, y), (x,)] if me == 0 else [(x, y)] * 3
     found = []
-    for source in (Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure)):
+    for source in (Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure), Made(fails=0)):
         batches = iter(strategy.distribute_dataset(source))
         try:
             found.append([sum(1 for _ in batches), "", ""])

@@ -114,6 +114,7 @@ def test_a_source_that_fails_in_one_process_fails_in_all():
     assert [batches for batches, *_ in second[:2]] == [[0, 0, 2, 4], [0, 0]]
     assert first[0][1:] == ["AgreementError", "Process 1 cannot read batch 4 of pass 0: KeyError: 'of the source'"]
     assert second[0][1:] == ["KeyError", "'of the source'"]
+    assert [of_process[4][1] for of_process in (first, second)] == ["KeyError", "AgreementError"], "the first batch, in both"
     for number, said in (
         (
             1,

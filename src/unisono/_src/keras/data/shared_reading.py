@@ -103,7 +103,7 @@ class SharedReading:
     def _read_in_turns(self, source: Readable, pass_: int, start: int) -> Iterator[Numbered]:
         wire, only_first = self._wire, slice(start, start + 1, 1)
         own = take_first(source, pass_, only_first)
-        if wire.number == wire.processes - 1:  # process 0 makes it once, as a single process does
+        if own.error is None and wire.number == wire.processes - 1:  # process 0 makes it once, as a single process does
             own = own._replace(facts=[*own.facts[:-1], take_first(source, pass_, only_first).facts != own.facts])
         first = self._swap_first(own, (pass_, start))
         if first is None:
