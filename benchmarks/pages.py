@@ -33,6 +33,7 @@ TITLES = {
     "verification": "What it costs to verify each step",
     "recovery": "From the failure of a process to the next finished step",
     "recovery on ray": "On Ray: from the loss of a worker, or from the last step before a resize, to the next finished step",
+    "streams": "A pass over a source whose rows take 2 ms each, in several processes",
 }
 """The title of each part, by the name of its JSON."""
 

@@ -33,6 +33,7 @@ PARTS = {
     "recording": "recording",
     "verification": "verification",
     "recovery": "recovery",
+    "streams": "streams",
 }
 """The parts, each with the JSON that it writes last."""
 

@@ -60,7 +60,7 @@ def key_rule(patch: pytest.MonkeyPatch) -> None:
 
 def row_order(patch: pytest.MonkeyPatch) -> None:
     """Every pass has the order of the first."""
-    patch.setattr(order_of_rows.RowOrder, "permute_pass", lambda self, count: self.random(0).permutation(count))
+    patch.setattr(order_of_rows.RowOrder, "permute_pass", lambda self, pass_, count: self.random(0).permutation(count))
 
 
 def weighting(patch: pytest.MonkeyPatch) -> None:

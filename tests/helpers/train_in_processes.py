@@ -122,16 +122,126 @@ def files(strategy, spec):
 
 
 def lengths(strategy, spec):
-    """Streams of which each process' own has another length."""
+    """Lists of which each process' own has another length."""
+    loop, (x, y) = Loop(strategy), data("dense", 12)
+    for batch in strategy.distribute_dataset([(x, y)] * (3 + strategy.cluster.process)):
+        loop.one(batch)
+    loop.model.compile("sgd", crossentropy())
+    loop.model.fit(x, y, verbose=0)
 
-    def stream():
-        for _ in range(3 + strategy.cluster.process):
-            yield np.ones((12, 4), "float32"), np.zeros((12, 1), "float32")
 
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(stream(), verbose=0, callbacks=[un.callbacks.BackupAndRestore(spec["folder"])])
+class Made(keras.utils.PyDataset):
+    """Batches of a source that says which it has made."""
+
+    def __init__(self, draws=False, turned=0, length=6, fails=None, **options):
+        super().__init__(**options)
+        self.length, self.fails = length, fails
+        self.rows, self.made = [np.roll(array, turned, axis=0) for array in data("dense", 67)], []
+        self.rng = np.random.default_rng(0) if draws else None
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.made.append(index)
+        if index == self.fails:
+            raise KeyError("of the source")
+        x, y = (array[12 * index : 12 * index + 12] for array in self.rows)
+        return (x, y) if self.rng is None else (x + self.rng.standard_normal(x.shape).astype("float32"), y)
+
+    def generate(self):
+        for index in range(len(self)):
+            yield self[index]
+
+
+class Passes:
+    """An iterable that can begin again."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __iter__(self):
+        return self.made.generate()
+
+
+def fit_made(strategy, made, loop):
+    loop.model.compile("sgd", crossentropy())
+    loop.model.fit(made, epochs=2, verbose=0)
+
+
+def fit_generated(strategy, made, loop):
+    """Two calls of fit, of which the second goes on where the first has left the generator."""
+    loop.model.compile("sgd", crossentropy())
+    batches = made.generate()
+    for steps in (2, 3):
+        loop.model.fit(batches, steps_per_epoch=steps, verbose=0, validation_data=Made().generate(), validation_steps=2)
+
+
+def loop_over_passes(strategy, made, loop):
+    dataset = strategy.distribute_dataset(Passes(made))
+    for _ in range(2):
+        loop.whole_epoch(dataset)
+
+
+def loop_over_pipelines(strategy, made, loop):
+    def of_replica(context):
+        return Made(turned=context.input_pipeline_id) if context.input_pipeline_id else made
+
+    dataset = strategy.distribute_datasets_from_function(of_replica)
+    for _ in range(2):
+        loop.whole_epoch(dataset)
+
+
+def loop_resumed(strategy, made, loop):
+    """A loop that is broken off after three batches, and goes on in another one: of a source with an index, and of a stream."""
+    states = []
+    for source in (lambda: made, lambda: Passes(made)):
+        first, rest = strategy.distribute_dataset(source()), strategy.distribute_dataset(source())
+        un.Checkpoint(first=first, rest=rest)
+        for batch in first:
+            loop.one(batch)
+            if first.position == (0, 3):
+                states.append(first.get_state())
+                break
+        rest.set_state(states[-1])
+        loop.whole_epoch(rest)
+    return states
+
+
+SOURCES = {
+    "dataset": (fit_made, {}),
+    "workers": (fit_made, {"workers": 2}),
+    "draws": (fit_made, {"draws": True}),
+    "generator": (fit_generated, {}),
+    "passes": (loop_over_passes, {}),
+    "pipelines": (loop_over_pipelines, {}),
+    "resumed": (loop_resumed, {}),
+}
+
+
+def sources(strategy, spec):
+    """(bits of trainings on sources whose batches are made, the batches that this process has made)."""
+    found, batches = {}, {}
+    for kind in spec["kinds"]:
+        train, options = SOURCES[kind]
+        made, loop = Made(**options), Loop(strategy)
+        found[kind] = [train(strategy, made, loop), un.fingerprint(loop.model)]
+        batches[kind] = made.made
+    return found, batches
+
+
+def faults(strategy, spec):
+    """What is said of sources that fail, or differ between processes, and the batches before that."""
+    me, (x, y) = strategy.cluster.process, data("dense", 12)
+    of_another_structure = [(x, y), (x, y), (x,)] if me == 0 else [(x, y)] * 3
+    found = []
+    for source in (Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure), Made(fails=0)):
+        batches = iter(strategy.distribute_dataset(source))
+        try:
+            found.append([sum(1 for _ in batches), "", ""])
+        except Exception as error:
+            found.append([getattr(source, "made", None), type(error).__name__, str(error)])
+    return found
 
 
 def shuffled(strategy, spec):
@@ -147,7 +257,9 @@ def shuffled(strategy, spec):
         loop.one(batch)
 
 
-CHECKS = {check.__name__: check for check in (fit, whole_batch, loop, dealt_out, eager, files, lengths, shuffled)}
+CHECKS = {
+    check.__name__: check for check in (fit, whole_batch, loop, dealt_out, eager, files, lengths, sources, faults, shuffled)
+}
 
 
 def check(strategy, spec):

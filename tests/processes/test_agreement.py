@@ -243,7 +243,7 @@ def test_keras_own_backup_is_refused(second):
         ([[-1, -1, 7], [-1, -1, 7], [-1, -1, 9]], r"^A batch has other rows in process 2 than in process 0"),
         (
             [[1, 0, 7], [0, 5, 7]],
-            "^Process 0 is at batch 0 of pass 1, and process 1 at batch 5 of pass 0: their data have other lengths. Every process reads",
+            "^Process 0 is at batch 0 of pass 1, and process 1 at batch 5 of pass 0: their data have other lengths. Every process is given",
         ),
     ],
 )

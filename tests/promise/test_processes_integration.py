@@ -19,6 +19,8 @@ LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
 GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for name in ("gan", "simclr"))
 EAGER = {"check": "eager", "replicas": 4}
 DEALT_OUT = {"check": "dealt_out", "replicas": 8}
+SOURCES = {"check": "sources", "replicas": 4, "kinds": ["dataset", "passes"]}
+MORE_SOURCES = SOURCES | {"kinds": ["workers", "draws", "generator", "pipelines", "resumed"]}
 MESSAGES = {"messages": True}
 """Sums are sent as messages, as between machines, and not through memory."""
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
@@ -35,7 +37,7 @@ def printed(lines, processes):
     lines = [re.match(r"\[(\d)\] FOUND (.*)", line) for line in lines]
     found = {int(line[1]): json.loads(line[2]) for line in lines if line}
     assert sorted(found) == list(range(processes))
-    return list(found.values())
+    return [found[process] for process in range(processes)]
 
 
 @functools.cache
@@ -50,16 +52,25 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP | MESSAGES, DEALT_OUT, GAN | MESSAGES, CONTRAST, files))
+    done = python(*command(2, 2, FIT | cores, LOOP | MESSAGES, DEALT_OUT, GAN | MESSAGES, CONTRAST, SOURCES, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     found = printed(lines, 2)
-    fit_alone, loop_alone, dealt_out_alone, *whole_alone = found_alone(json.dumps([FIT, LOOP, DEALT_OUT, GAN, CONTRAST]))
-    for fit, loop, dealt_out, *whole, _ in found:
+    fit_alone, loop_alone, dealt_out_alone, *whole_alone, (sources_alone, _) = found_alone(
+        json.dumps([FIT, LOOP, DEALT_OUT, GAN, CONTRAST, SOURCES])
+    )
+    for fit, loop, dealt_out, *whole, (sources, _), _ in found:
         assert fit == fit_alone, "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
         assert loop == loop_alone
         assert dealt_out == dealt_out_alone, "the first process has no rows"
         assert whole == whole_alone, "two optimizers in a step, and rows that are compared with all others"
+        assert sources == sources_alone
+    by_process = [batches for *_, (_, batches), _ in found]
+    assert len(by_process[0]["passes"]) == 2 * 6, "a stream is read in process 0"
+    assert by_process[1]["passes"] == [0], "and the first batch in each process, to compare it"
+    # Process 0 makes batches 0, 1, 3 and 5 of each pass, the other one 0 twice, to see that it stays the same, then 2 and 4. Before the first
+    # pass Keras looks at its first batch, and the next one is read ahead.
+    assert [len(batches["dataset"]) for batches in by_process] == [2 + 2 * 4, 3 + 2 * 4]
     epochs = [epoch for *_, epoch in found]
     assert epochs == [epochs[0]] * 2, "all stop at one epoch"
     assert 1 < epochs[0] < 5
@@ -77,6 +88,43 @@ def test_any_number_of_processes_has_the_bits_of_one(processes, devices):
     assert done.returncode == 0, done.stderr[-3000:]
     for found in printed(done.stdout.splitlines(), processes):
         assert found == found_alone(json.dumps(specs))
+
+
+@pytest.mark.slow
+def test_batches_that_one_process_makes_for_all_train_to_the_bits_of_one():
+    """Also with workers, of datasets that draw, of generators, over two calls of fit and after a resume, and sent as messages."""
+    of_two = {"replicas": 2, "kinds": ["resumed", "passes"]} | MESSAGES
+    specs = [MORE_SOURCES, SOURCES | of_two]
+    done = python(*command(2, 1, *specs))
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = found_alone(json.dumps(specs))
+    found = printed(done.stdout.splitlines(), 2)
+    for of_process in found:
+        assert [bits for bits, _ in of_process] == [bits for bits, _ in alone]
+    drawn = [of_process[0][1]["draws"] for of_process in found]
+    assert drawn == [alone[0][1]["draws"], drawn[1][:2]], "process 0 draws what a single process draws"
+
+
+@pytest.mark.slow
+def test_a_source_that_fails_in_one_process_fails_in_all():
+    done = python(*command(2, 1, {"check": "faults", "replicas": 2}))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (first,), (second,) = printed(done.stdout.splitlines(), 2)
+    assert [batches for batches, *_ in first[:2]] == [[0, 1, 3], [0]]
+    assert [batches for batches, *_ in second[:2]] == [[0, 0, 2, 4], [0, 0]]
+    assert first[0][1:] == ["AgreementError", "Process 1 cannot read batch 4 of pass 0: KeyError: 'of the source'"]
+    assert second[0][1:] == ["KeyError", "'of the source'"]
+    assert [of_process[4][1] for of_process in (first, second)] == ["KeyError", "AgreementError"], "the first batch, in both"
+    for number, said in (
+        (
+            1,
+            r"At batch 0 of pass 0 process 0 has 6 batches, and process 1 7 batches: their data have other lengths\. Every process is given",
+        ),
+        (2, r"Batch 0 of pass 0 has other rows in process 1 than in process 0"),
+        (3, r"Batch 2 of pass 0 has the structure .* every batch must have the same structure"),
+    ):
+        for of_process in (first, second):
+            assert re.search(said, of_process[number][2]), of_process[number]
 
 
 @pytest.mark.slow
@@ -126,9 +174,9 @@ def test_rows_that_differ_between_processes_are_found():
 
 
 @pytest.mark.slow
-def test_streams_of_other_lengths_are_found(tmp_path):
-    """One process has come to the end of its epoch, the other has another batch: both wait, and nobody will come."""
-    specs = json.dumps([{"check": "lengths", "replicas": 2, "folder": str(tmp_path / "backup")}])
+def test_lists_of_other_lengths_are_found():
+    """One process has come to the end of its list, the other has another batch: both wait, and nobody will come."""
+    specs = json.dumps([{"check": "lengths", "replicas": 2}])
     done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, specs)
     assert done.returncode in (70, 76)
     assert re.search(

@@ -23,6 +23,7 @@ PARTS = {
     "recording": ["recording"],
     "verification": ["verification"],
     "recovery": ["recovery"],
+    "streams": ["streams"],
 }
 
 

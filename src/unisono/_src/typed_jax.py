@@ -81,6 +81,7 @@ class Settings(Protocol):
 
 
 all_gather: Callable[..., Array] = lax.all_gather
+psum: Callable[[Array, str], Array] = lax.psum
 all_to_all: Callable[..., Array] = lax.all_to_all
 block_until_ready: Identity = jax.block_until_ready
 device_put: Callable[[PyTree, jax.Device | Sharding | None], PyTree] = jax.device_put

@@ -1,4 +1,4 @@
-"""Sums of processes in memory that they share; threads stand for the processes."""
+"""Sums and bytes of processes in memory that they share; threads stand for the processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from sizes import cases
 from unisono._src.engine import reduction_tree
 from unisono._src.engine.exchange import shared_memory
+from unisono._src.engine.exchange.gather_bytes import SharedBytes
 from unisono._src.engine.exchange.protocol import SumDescription
-from unisono._src.engine.exchange.shared_memory import LINE, SharedSum, open_memory
+from unisono._src.engine.exchange.shared_memory import LINE, SharedMemory, open_memory, round_up
+from unisono._src.engine.exchange.shared_sum import SharedSum
 
 DTYPES = "float32", "bfloat16", "int32", "float64", "uint8"
 
@@ -41,6 +43,12 @@ def on_threads(count, run):
     values, barrier = [None] * count, threading.Barrier(count, timeout=60)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         return list(pool.map(lambda number: run(Agreement(number, values, barrier)), range(count)))
+
+
+def open_memories(agreement, processes):
+    shared = SharedMemory(agreement, processes)
+    assert shared.open_room(LINE)
+    return shared
 
 
 def draw_sum(seed, processes, sizes):
@@ -80,8 +88,7 @@ def test_the_total_has_the_bits_of_the_tree(processes, sizes, seed):
 
     def run(agreement):
         with jax.enable_x64(True):
-            shared = SharedSum(agreement, processes, add)
-            assert shared.open_room(LINE)
+            shared = SharedSum(open_memories(agreement, processes), add)
             return [
                 shared.total(nodes[agreement.number], description, (agreement.number, number))
                 for number, (description, nodes, _) in enumerate(drawn)
@@ -93,6 +100,30 @@ def test_the_total_has_the_bits_of_the_tree(processes, sizes, seed):
             assert {name: (each.dtype.name, each.tobytes()) for name, each in total.items()} == {
                 name: (each.dtype.name, np.asarray(each).tobytes()) for name, each in expected.items()
             }
+
+
+@settings(max_examples=cases(5, 25))
+@given(
+    sizes=st.lists(st.lists(st.lists(st.integers(0, 200), max_size=3), min_size=3, max_size=3), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_bytes_of_all_come_to_each(sizes, seed):
+    """Several times in turn, of any sizes: none, and more than there is room for. Our own do not come back."""
+    rng = np.random.default_rng(seed)
+    drawn = [[[rng.integers(0, 256, size).astype("uint16") for size in of_process] for of_process in turn] for turn in sizes]
+
+    def run(agreement):
+        gather = SharedBytes(open_memories(agreement, 3))
+        return [gather(turn[agreement.number]) for turn in drawn]
+
+    for number, found in enumerate(on_threads(3, run)):
+        for gathered, turn in zip(found, drawn, strict=True):
+            for other, (message, parts) in enumerate(zip(gathered, turn, strict=True)):
+                start = 0
+                for part in parts if other != number else ():
+                    assert message[start : start + part.nbytes].tobytes() == part.tobytes()
+                    start += round_up(part.nbytes)
+                assert len(message) == start
 
 
 def test_memory_of_others_is_not_opened(tmp_path):
@@ -111,8 +142,7 @@ def test_memory_that_cannot_grow_is_an_error_in_all_processes(monkeypatch):
     description, nodes, _ = draw_sum(0, 2, [40])
 
     def run(agreement):
-        shared = SharedSum(agreement, 2, add)
-        assert shared.open_room(LINE)
+        shared = SharedSum(open_memories(agreement, 2), add)
         if agreement.gather_values("both have begun", True) and not agreement.number:
             monkeypatch.setattr(shared_memory, "open_memory", lambda *handle: None)
         agreement.gather_values("nothing is opened any more", True)

@@ -440,19 +440,19 @@ def test_rows_of_a_global_generator_are_warned_of(tmp_path, where, draw):
 
 @pytest.mark.compat
 def test_a_map_dataset_of_grain_begins_at_any_batch():
-    """Those before are not read."""
+    """Those before are not read, nor those that are left out."""
     grain = pytest.importorskip("grain")
     read = []
     rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
     dataset = rows.batch(10).map_with_index(lambda index, batch: (read.append(index), batch)[1])
     source, order = make_adapter(dataset, None, None), RowOrder(0)
-    wanted = list(indexed_reading.read_batches(source, order))
+    wanted = list(indexed_reading.read_batches(source, order, 0))
     assert indexed_reading.has_index(source)
-    for start in (0, 5, 11, 12):
+    for start, step in ((0, 1), (5, 1), (11, 1), (12, 1), (1, 3), (2, 4)):
         read.clear()
-        found = list(indexed_reading.read_batches(source, order, start))
-        assert np.array_equal(found, wanted[start:])
-        assert sorted(read) == list(range(start, 12))
+        found = list(indexed_reading.read_batches(source, order, 0, slice(start, None, step)))
+        assert np.array_equal(found, wanted[start::step])
+        assert sorted(read) == list(range(start, 12, step))
 
 
 def test_a_dataset_that_changes_in_the_middle_of_a_pass_is_warned_of(tmp_path):

@@ -133,3 +133,29 @@ def test_one_replica_takes_an_uneven_batch_whole():
 def test_one_replica_refuses_a_batch_without_rows(batch, message):
     with pytest.raises(ValueError, match=message):
         wrap_arrays(batch, is_cut=False)
+
+
+READ = []
+"""The rows that were read of arrays on disk."""
+
+
+class OnDisk(np.memmap):
+    """An array on disk that notes which rows are read."""
+
+    def __getitem__(self, rows):
+        found = super().__getitem__(rows)
+        READ.append(np.asarray(found).ravel().tolist())
+        return found
+
+
+@pytest.mark.parametrize("chosen", [None, np.array([7, 2, 5])])
+def test_of_an_array_on_disk_one_row_is_compared(tmp_path, chosen):
+    """In turn, so that arrays that differ anywhere are found. The other rows belong to other processes."""
+    np.arange(8, dtype="uint8").tofile(tmp_path / "rows")
+    on_disk, in_memory = OnDisk(tmp_path / "rows", "uint8", "r"), np.arange(8, dtype="uint8")
+    rows = in_memory if chosen is None else chosen
+    for number in range(10):
+        READ.clear()
+        batch, other = (as_global_batch(BatchArray(source, (0, number), chosen=chosen)) for source in (on_disk, in_memory))
+        assert batch.digest != other.digest, "of the others, all rows"
+        assert [[rows[number % len(rows)]]] == READ

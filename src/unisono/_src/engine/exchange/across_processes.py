@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from unisono._src.engine.exchange.collectives import ProcessSum
 from unisono._src.engine.exchange.on_lead import LeadExchange
 from unisono._src.engine.exchange.protocol import SumDescription
-from unisono._src.engine.exchange.shared_memory import SharedSum, open_shared_sum
+from unisono._src.engine.exchange.shared_memory import open_shared_memory
+from unisono._src.engine.exchange.shared_sum import SharedSum
 from unisono._src.engine.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import get_agreement
@@ -37,5 +38,5 @@ class ProcessExchange(LeadExchange):
         """The all-reduce between processes. It uses shared memory if there is any, and collectives otherwise."""
         shared = None
         if self.placement.lead.platform == "cpu":
-            shared = open_shared_sum(get_agreement(), len(self._processes.leads), self.sum_span)
-        return shared or ProcessSum(self._processes.leads, self.placement.lead)
+            shared = open_shared_memory(get_agreement(), len(self._processes.leads))
+        return ProcessSum(self._processes.leads, self.placement.lead) if shared is None else SharedSum(shared, self.sum_span)

@@ -143,8 +143,8 @@ PROGRAM = (
 )
 
 WHOLE_DATA = (
-    "Every process reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "
-    "shard by process."
+    "Every process is given the whole data and computes its part, so all must be given the same, in the same order: seed every shuffle, and do "
+    "not shard by process."
 )
 
 

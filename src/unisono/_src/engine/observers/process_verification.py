@@ -1,6 +1,6 @@
 """Verification between processes of one device each.
 
-Another process computes the contribution of a replica again. Each process reads the whole batch, so nothing is sent but digests,
+Another process computes the contribution of a replica again. Each process has the whole batch, so nothing is sent but digests,
 and these go along with the all-reduce of the step. If they differ, all processes compute the step once more before it ends, and a
 third process computes the contribution too. Then it is known which one is at fault.
 """

@@ -145,7 +145,7 @@ def check_auto_sharding(dataset: object) -> None:
     if getattr(policy, "name", None) == "FILE":
         raise ValueError(
             "The dataset has AutoShardPolicy.FILE, by which each worker reads files of its own: which rows make up a global batch would "
-            "then depend on the number of processes, and so would the bits. Every process reads the whole data, and computes the rows of its "
+            "then depend on the number of processes, and so would the bits. Every process is given the whole data, and computes the rows of its "
             "replicas. Leave the policy out, or write AutoShardPolicy.OFF."
         )
 

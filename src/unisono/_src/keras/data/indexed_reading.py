@@ -22,15 +22,18 @@ from unisono._src.keras.private.data_adapters import (
 )
 from unisono._src.typing import UserBatch
 
+EVERYTHING = slice(0, None, 1)
+"""All batches of a pass."""
 
-def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
-    """Read the global batches of one pass over a source. `start` may be above 0 only for a source with an index."""
+
+def read_batches(source: DataAdapter, order: RowOrder, pass_: int, chosen: slice = EVERYTHING) -> Iterable[UserBatch]:
+    """Read chosen global batches of a pass over a source. All are chosen for a source without an index."""
     if isinstance(source, ArrayDataAdapter):
-        return read_arrays(source, order, start)
+        return read_arrays(source, order, pass_, chosen)
     if isinstance(source, PyDatasetAdapter):
-        return read_dataset(source, order, start)
-    if start and is_map_dataset(source):
-        return iterate_map_batches(source, start)
+        return read_dataset(source, order, pass_, chosen)
+    if chosen != EVERYTHING and is_map_dataset(source):
+        return iterate_map_batches(source, chosen)
     return source.get_jax_iterator()
 
 
@@ -55,21 +58,20 @@ def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
 
 
-def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, pass_: int, chosen: slice) -> Iterator[UserBatch]:
     """Read the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
     count, shuffle = get_array_order(adapter)
-    pass_ = order.passes
-    permutation = order.permute_pass(count) if shuffle and shuffle != "batch" else None
+    permutation = order.permute_pass(pass_, count) if shuffle and shuffle != "batch" else None
 
     def rows_of_batch(batch: int, begin: int, end: int) -> slice | np.ndarray:
         if shuffle == "batch":
             return begin + order.permute_batch(pass_, batch, end - begin)
         return slice(begin, end) if permutation is None else permutation[begin:end]
 
-    return iterate_array_batches(adapter, rows_of_batch, select_rows, start)
+    return iterate_array_batches(adapter, rows_of_batch, select_rows, chosen)
 
 
-def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, pass_: int, chosen: slice) -> Iterator[UserBatch]:
     """Yield the batches of a PyDataset, with new workers for each pass.
 
     Keras leaves a pass after it has looked at the first batch. The workers of such a pass would leave their batches to the next one.
@@ -77,9 +79,11 @@ def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iter
     dataset = adapter.py_dataset
     count = dataset.num_batches
     if count is None:
-        dataset = DatasetFromBatch(dataset, start) if start else dataset
-    elif adapter.shuffle or start:
-        dataset = ReorderedDataset(dataset, (order.permute_pass(count) if adapter.shuffle else range(count))[start:])
+        dataset = EndlessDataset(dataset, chosen) if chosen != EVERYTHING else dataset
+    elif adapter.shuffle or chosen != EVERYTHING:
+        dataset = ReorderedDataset(dataset, (order.permute_pass(pass_, count) if adapter.shuffle else range(count))[chosen])
+        if not len(dataset.order):
+            return
     pass_adapter = type(adapter)(dataset, class_weight=adapter.class_weight)
     try:
         yield from pass_adapter.get_jax_iterator()
@@ -103,20 +107,20 @@ class ReorderedDataset(keras.utils.PyDataset):
         return len(self.order)
 
 
-class DatasetFromBatch(keras.utils.PyDataset):
-    """A PyDataset without an end, from a later batch on."""
+class EndlessDataset(keras.utils.PyDataset):
+    """Chosen batches of a PyDataset without an end."""
 
-    def __init__(self, dataset: keras.utils.PyDataset, start: int) -> None:
+    def __init__(self, dataset: keras.utils.PyDataset, chosen: slice) -> None:
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self.dataset = dataset
-        self.start = start
+        self.chosen = chosen
 
     def __getitem__(self, index: int) -> UserBatch:
-        return self.dataset[self.start + index]
+        return self.dataset[self.chosen.start + index * self.chosen.step]
 
     @property
-    def num_batches(self) -> None:
-        return None
+    def num_batches(self) -> int | None:
+        return None if self.chosen.stop is None else len(range(self.chosen.stop)[self.chosen])
 
 
 class PassHooks(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Container, Iterator
 
 from unisono._src.engine.global_batch import as_global_batch, wrap_arrays
@@ -10,7 +11,7 @@ from unisono._src.keras.data import indexed_reading
 from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.resume_point import Size
 from unisono._src.keras.data.row_order import RowOrder, draw_seed
-from unisono._src.keras.data.source import Source, read_one_ahead
+from unisono._src.keras.data.source import ReadSource, Source
 from unisono._src.keras.data.source_warnings import warn_of_draws, warn_of_forks, warn_of_global_draws
 from unisono._src.keras.private.data_adapters import (
     ArrayDataAdapter,
@@ -19,10 +20,11 @@ from unisono._src.keras.private.data_adapters import (
     PyDatasetAdapter,
     get_array_order,
 )
-from unisono._src.typing import UserBatch
+from unisono._src.placement import Placement
+from unisono._src.typing import PyTree, UserBatch
 
 
-class KerasSource(Source):
+class KerasSource(ReadSource):
     """The global batches of a Keras adapter, with their positions. Seed, pass and batch decide their order.
 
     They are read one batch ahead, if the adapter can be read again from its start.
@@ -54,26 +56,30 @@ class KerasSource(Source):
         """The order of the rows. Its seed is drawn when it is first needed, as in fit."""
         return self._order or RowOrder(draw_seed())
 
-    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        read = self._read(start)
-        yield from read if self.is_stream else read_one_ahead(read)
+    @property
+    def is_at_hand(self) -> bool:
+        return isinstance(self._adapter, ArrayDataAdapter)
 
-    def _read(self, start: int) -> Iterator[NumberedBatch]:
-        pass_ = self.order.passes
-        hooks = indexed_reading.find_hooks(self._adapter) if self._order is None else None
-        if hooks is not None:
-            hooks.on_epoch_begin()
-        batches = iter(indexed_reading.read_batches(self._adapter, self.order, start))
+    def read(self, pass_: int, chosen: slice) -> Iterator[tuple[int, PyTree]]:
+        batches = iter(indexed_reading.read_batches(self._adapter, self.order, pass_, chosen))
         if self._watches_draws and makes_batches_here(self._adapter):
             batches = warn_of_draws(batches)
         is_written = not isinstance(self._adapter, ArrayDataAdapter)
-        for number, batch in enumerate(batches, start):
-            if hooks is not None:
-                self.order.note_pass(pass_)
+        for number, batch in zip(itertools.count(chosen.start, chosen.step), batches):
             rows = wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
-            yield pass_, number, rows[0] if self._unwrap else rows
-        if hooks is not None:
-            hooks.on_epoch_end()
+            yield number, rows[0] if self._unwrap else rows
+
+    def begin_reading(self) -> None:
+        if self._order is None:
+            indexed_reading.find_hooks(self._adapter).on_epoch_begin()
+
+    def end_reading(self) -> None:
+        if self._order is None:
+            indexed_reading.find_hooks(self._adapter).on_epoch_end()
+
+    def note_reading(self, pass_: int) -> None:
+        if self._order is None:
+            self.order.note_pass(pass_)
 
     def begin_pass(self) -> None:
         if self._order is not None:
@@ -139,9 +145,13 @@ def makes_batches_here(adapter: DataAdapter) -> bool:
     return isinstance(adapter, PyDatasetAdapter) and adapter.enqueuer is None
 
 
-def as_source(adapter: DataAdapter, is_cut: bool, order: RowOrder) -> Source:
+def as_source(adapter: DataAdapter, placement: Placement, order: RowOrder) -> Source:
     """Make a source of what a call of `fit` reads. A distributed dataset is one."""
-    return adapter if isinstance(adapter, Source) else KerasSource(adapter, is_cut, order)
+    if isinstance(adapter, Source):
+        return adapter
+    source = KerasSource(adapter, placement.replicas > 1, order)
+    source.share(placement)
+    return source
 
 
 class UnsentBatches(Source):
@@ -154,6 +164,7 @@ class UnsentBatches(Source):
         self.order = source.order
         self.is_stream = source.is_stream
         self.has_index = source.has_index
+        self.is_shared = source.is_shared
         self._source = source
         self._is_cut = is_cut
 

@@ -46,9 +46,9 @@ class RowOrder:
     def random(self, *position: int) -> np.random.RandomState:
         return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, *position])))
 
-    def permute_pass(self, count: int) -> np.ndarray:
-        """Permute `count` rows or batches for the pass about to begin."""
-        return self.random(self.passes).permutation(count)
+    def permute_pass(self, pass_: int, count: int) -> np.ndarray:
+        """Permute `count` rows or batches for a pass."""
+        return self.random(pass_).permutation(count)
 
     def permute_batch(self, pass_: int, batch: int, rows: int) -> np.ndarray:
         return self.random(pass_, batch).permutation(rows)

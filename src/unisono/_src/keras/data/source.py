@@ -12,9 +12,11 @@ from unisono._src.engine.global_batch import BatchArray, is_batch_array
 from unisono._src.keras.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.keras.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.keras.data.row_order import RowOrder
+from unisono._src.keras.data.shared_reading import SharedReading
 from unisono._src.keras.private.data_adapters import DataAdapter
+from unisono._src.placement import Placement
 from unisono._src.typed_jax import map_tree
-from unisono._src.typing import UserBatch
+from unisono._src.typing import PyTree, UserBatch
 
 T = TypeVar("T")
 
@@ -30,6 +32,8 @@ class Source(DataAdapter, abc.ABC):
     """Whether a batch that was read and not trained on is lost."""
     has_index: bool
     """Whether a later batch can be read without the earlier ones."""
+    is_shared = False
+    """Whether several processes read it together. They must then ask for each batch at the same time."""
     changes_with_epochs = False
     """Whether it may change when Keras begins or ends an epoch, which is no pass."""
     # Most sources do not know what Keras asks for here. To pyright a property that is made by a call overrides none.
@@ -101,6 +105,52 @@ class Source(DataAdapter, abc.ABC):
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:
         return (map_tree(get_array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
+
+
+class ReadSource(Source):
+    """A source that is read here. Several processes may share the reading."""
+
+    _shared: SharedReading | None = None
+
+    @property
+    @abc.abstractmethod
+    def is_at_hand(self) -> bool:
+        """Whether all rows lie in memory or in files. Then no process has to make them, and each takes its own."""
+
+    @abc.abstractmethod
+    def read(self, pass_: int, chosen: slice) -> Iterator[tuple[int, PyTree]]:
+        """Read chosen batches of a pass, as (number, batch).
+
+        `wrap_arrays` has wrapped their rows. `chosen` begins later than the first batch, or leaves some out, only for a source with an index.
+        """
+
+    def begin_reading(self) -> None:
+        """Tell what is read that a pass begins, where Keras does not. By default nothing is done."""
+
+    def end_reading(self) -> None:
+        """Tell what is read that a pass has ended, where Keras does not. By default nothing is done."""
+
+    def note_reading(self, pass_: int) -> None:
+        """Note that a batch of this pass was read."""
+        self.order.note_pass(pass_)
+
+    def share(self, placement: Placement) -> None:
+        """Share the reading with the other processes of a placement, if there are any and batches have to be made."""
+        self.is_shared = placement.processes is not None and not self.is_at_hand
+        self._shared = SharedReading(placement) if self.is_shared else None
+
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
+        read = self._read_pass(start)
+        return read if self.is_stream else read_one_ahead(read)
+
+    def _read_pass(self, start: int) -> Iterator[NumberedBatch]:
+        pass_ = self.order.passes
+        self.begin_reading()
+        read = self.read(pass_, slice(start, None, 1)) if self._shared is None else self._shared.read(self, pass_, start)
+        for number, batch in read:
+            self.note_reading(pass_)
+            yield pass_, number, batch
+        self.end_reading()
 
 
 def get_array(rows: BatchArray) -> np.ndarray:

@@ -13,7 +13,7 @@ from unisono._src.keras.data.keras_source import KerasSource
 from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.resume_point import Size
 from unisono._src.keras.data.row_order import RowOrder
-from unisono._src.keras.data.source import Source, read_one_ahead
+from unisono._src.keras.data.source import ReadSource, Source
 from unisono._src.keras.distributed.per_replica import is_replica_value
 from unisono._src.keras.private.data_adapters import (
     ArrayDataAdapter,
@@ -22,10 +22,10 @@ from unisono._src.keras.private.data_adapters import (
     make_adapter,
 )
 from unisono._src.keras.replica.replicated import is_array
-from unisono._src.typing import UserBatch, UserObject
+from unisono._src.typing import PyTree, UserBatch, UserObject
 
 
-class IterableSource(Source):
+class IterableSource(ReadSource):
     """A source that reads any iterable of global batches."""
 
     def __init__(self, batches: Iterable[UserBatch], is_cut: bool) -> None:
@@ -42,8 +42,11 @@ class IterableSource(Source):
     def num_batches(self) -> int | None:
         return len(self._batches) if isinstance(self._batches, Sized) else None
 
-    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        pass_ = self.order.passes
+    @property
+    def is_at_hand(self) -> bool:
+        return isinstance(self._batches, list)
+
+    def read(self, pass_: int, chosen: slice) -> Iterator[tuple[int, PyTree]]:
         iterator = iter(self._batches)
         if (pass_ and self.is_stream) or iterator is self._iterator:
             raise ValueError(
@@ -51,11 +54,9 @@ class IterableSource(Source):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         self._iterator = iterator
-        batches = enumerate(itertools.islice(iterator, start, None), start)
-        read = (wrap_arrays(refuse_distributed_batch(batch), (pass_, number), is_cut=self._is_cut) for number, batch in batches)
-        for number, batch in enumerate(read if self.is_stream else read_one_ahead(read), start):
-            self.order.note_pass(pass_)
-            yield pass_, number, batch
+        batches = itertools.islice(iterator, chosen.start, chosen.stop, chosen.step)
+        for number, batch in zip(itertools.count(chosen.start, chosen.step), batches):
+            yield number, wrap_arrays(refuse_distributed_batch(batch), (pass_, number), is_cut=self._is_cut)
 
 
 class StreamForKeras(Source):
@@ -68,6 +69,7 @@ class StreamForKeras(Source):
         self.order = stream.order
         self.is_stream = True
         self.has_index = False
+        self.is_shared = stream.is_shared
         self._stream = stream
         self._pass: Iterator[NumberedBatch] | None = None
         """The rest of a pass whose first batch alone was read."""
@@ -109,7 +111,7 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> Source:
+def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> ReadSource:
     """Make the source of what `distribute_dataset` was given.
 
     Arguments that do not fit it are refused. `is_cut`: several replicas share each batch.

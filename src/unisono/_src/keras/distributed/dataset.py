@@ -18,7 +18,7 @@ from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras import execution_mode
 from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.resume_point import ResumePoint, SourceProgress
-from unisono._src.keras.data.source import Source
+from unisono._src.keras.data.source import ReadSource, Source
 from unisono._src.keras.data.source_warnings import SmallBatches
 from unisono._src.keras.distributed.batch_sources import refuse_distributed_batch
 from unisono._src.keras.distributed.per_replica import Shards
@@ -36,8 +36,9 @@ class DistributedDataset:
     `len()` is the number of batches, if the source knows it.
     """
 
-    def __init__(self, source: Source, placement: Placement) -> None:
-        self.source = source
+    def __init__(self, source: ReadSource, placement: Placement) -> None:
+        source.share(placement)
+        self.source: Source = source
         self.placement = placement
         self._mesh = get_mesh(placement.devices)
         self.progress = SourceProgress()

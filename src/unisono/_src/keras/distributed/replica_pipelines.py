@@ -9,19 +9,18 @@ import jax
 import numpy as np
 
 from unisono._src.engine.global_batch import BatchArray, Position, is_batch_array
-from unisono._src.keras.data.resume import NumberedBatch
 from unisono._src.keras.data.row_order import RowOrder
-from unisono._src.keras.data.source import Source
+from unisono._src.keras.data.source import ReadSource
 from unisono._src.keras.distributed.batch_sources import make_source
 from unisono._src.keras.replica.refused_calls import has_different_rows
 from unisono._src.keras.replica.replicated import is_array
-from unisono._src.typing import UserBatch, UserObject
+from unisono._src.typing import PyTree, UserBatch, UserObject
 
 
-class PipelineSource(Source):
+class PipelineSource(ReadSource):
     """Joins one batch of each replica's source to a global batch."""
 
-    def __init__(self, sources: list[Source]) -> None:
+    def __init__(self, sources: Sequence[ReadSource]) -> None:
         self.order = RowOrder(0)
         self._sources = sources
         self.is_stream = any(source.is_stream for source in sources)
@@ -54,15 +53,25 @@ class PipelineSource(Source):
         for source in self._sources:
             source.seeds = list(itertools.islice(left, len(source.seeds)))
 
-    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
-        pass_ = self.order.passes
+    @property
+    def is_at_hand(self) -> bool:
+        return all(source.is_at_hand for source in self._sources)
+
+    def begin_reading(self) -> None:
         for source in self._sources:
-            source.order.passes = pass_
-        for number, parts in enumerate(itertools.zip_longest(*(source.batches_from(start) for source in self._sources)), start):
-            if number == start:
-                refuse_same_rows(parts)
-            self.order.note_pass(pass_)
-            yield pass_, number, join_batches(parts, (pass_, number))
+            source.begin_reading()
+
+    def end_reading(self) -> None:
+        for source in self._sources:
+            source.end_reading()
+
+    def read(self, pass_: int, chosen: slice) -> Iterator[tuple[int, PyTree]]:
+        of_replicas = itertools.zip_longest(*(source.read(pass_, chosen) for source in self._sources))
+        for number, parts in zip(itertools.count(chosen.start, chosen.step), of_replicas):
+            batches = [None if part is None else part[1] for part in parts]
+            if not number:
+                refuse_same_rows(batches)
+            yield number, join_batches(batches, (pass_, number))
 
 
 def join_batches(parts: Sequence[UserBatch], position: Position) -> UserBatch:

@@ -133,7 +133,7 @@ class TrainerHooks:
                 batch = next(iter(source.get_numpy_iterator()))
             build_for_prediction(self._bond, batch)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
-            source = UnsentBatches(as_source(source, self._is_cut, self._bond.order), self._is_cut)
+            source = UnsentBatches(as_source(source, self._strategy.placement, self._bond.order), self._is_cut)
         if not self._strategy.writes:
             verbose = 0
             callbacks = select_silent_callbacks(callbacks)
@@ -170,7 +170,7 @@ class TrainerHooks:
     def _adapt_loop(self, iterator: KerasObject) -> None:
         """Put our adapter into the iterator of a loop that begins."""
         refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
-        replace_adapter(iterator, lambda adapter: as_source(adapter, self._is_cut, self._bond.order))
+        replace_adapter(iterator, lambda adapter: as_source(adapter, self._strategy.placement, self._bond.order))
         epochs = EpochSteps(iterator)
         self._strategy.check_alike({"the number of steps of an epoch": epochs.steps})
         self._bond.note_epochs(epochs)

@@ -134,6 +134,11 @@ class BatchGrouping:
         epochs.group_steps(count_steps, group)
 
     def _can_group(self, iterator: KerasObject) -> bool:
-        """Whether one call may take several batches. A generator may not: it may look at the model after each batch."""
-        one_by_one = iterator.data_adapter.is_stream or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
+        """Whether one call may take several batches.
+
+        A generator may not: it may look at the model after each batch. Nor may processes that share the reading: each chooses by its own
+        clock and callbacks how many it takes, and they must ask for each batch at the same time.
+        """
+        source = iterator.data_adapter
+        one_by_one = source.is_stream or source.is_shared or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
         return self._is_allowed and not one_by_one and has_known_length(iterator)

@@ -55,9 +55,9 @@ def iterate_array_batches(
     adapter: ArrayDataAdapter,
     rows_of_batch: Callable[[int, int, int], RowNumbers],
     chosen: Callable[[np.ndarray, RowNumbers], object],
-    first: int = 0,
+    batches: slice,
 ) -> Iterator[UserBatch]:
-    """Iterate over Keras' batches of arrays, from batch `first` on.
+    """Iterate over chosen ones of Keras' batches of arrays.
 
     Args:
         rows_of_batch: Returns the rows of a batch, from (batch, start, stop).
@@ -70,7 +70,7 @@ def iterate_array_batches(
                 return chosen(sliceable.array, rows)
             return slice_and_convert(sliceable, indices=rows)
 
-        for batch in range(first, adapter._size):
+        for batch in range(adapter._size)[batches]:
             start = batch * adapter._batch_size
             rows = rows_of_batch(batch, start, min(start + adapter._batch_size, adapter._num_samples))
             yield keras.tree.map_structure(functools.partial(take_rows, rows), inputs, none_is_leaf=False)
@@ -94,9 +94,9 @@ def is_map_dataset(adapter: object) -> TypeGuard[data_adapters.GrainDatasetAdapt
     return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
 
 
-def iterate_map_batches(adapter: data_adapters.GrainDatasetAdapter, start: int) -> Iterator[UserBatch]:
-    """Iterate over a `grain.MapDataset` from batch `start` on. Keras converts the batches."""
-    return iter(adapter.get_jax_iterator()[start:])
+def iterate_map_batches(adapter: data_adapters.GrainDatasetAdapter, batches: slice) -> Iterator[UserBatch]:
+    """Iterate over chosen batches of a `grain.MapDataset`. Keras converts them."""
+    return iter(adapter.get_jax_iterator()[batches])
 
 
 def is_pipeline(dataset: UserObject) -> bool:
