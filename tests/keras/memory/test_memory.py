@@ -239,7 +239,7 @@ def outputs_of(structure):
         (lambda of: [*of.values()], ["mse", "sparse_categorical_crossentropy"], [((8, 3), "float32"), ((8,), "int32")]),
         (lambda of: [*of.values()], {"b": "sparse_categorical_crossentropy"}, [((8, 3), "float32"), ((8,), "int32")]),
     ],
-    ids=str,
+    ids=["name", "object", "of one output", "of a dict", "of a list", "of one of two"],
 )
 def test_labels_are_derived_from_losses(outputs, loss, labels):
     model = outputs_of(outputs)

@@ -44,6 +44,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         accumulate: R as a multiple of all devices.
         deterministic: As for all strategies.
         verify: As for all strategies, on the devices of each process; processes of one device each verify each other.
+        shard: As for all strategies, over the devices of each process.
     """
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
@@ -60,11 +61,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         accumulate: int | None = None,
         deterministic: bool = True,
         verify: float | None = None,
+        shard: str | None = None,
     ) -> None:
         self._given = coordinator, processes, process
         self._wanted_verify = verify
         self._agreed = WeakIdentitySet()
-        super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic, verify=verify)
+        super().__init__(
+            devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic, verify=verify, shard=shard
+        )
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -95,7 +99,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = devices[: len(split_evenly(replicas, self.cluster.processes)[agreement.number])]
         ids_of_processes = agreement.gather_values("its devices", [device.id for device in devices])
         counts = tuple(map(len, ids_of_processes))
-        agreement.check(list_common_settings(arguments, self._wanted_verify))
+        agreement.check(list_common_settings(arguments, self._wanted_verify, self.shard))
         all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
         check_kernels_of_processes(all_kinds)
         if self.writes:
@@ -138,12 +142,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             variable.assign(of_first(mine).reshape(variable.shape))
 
 
-def list_common_settings(arguments: StrategyArguments, verify: float | None) -> dict[str, Json]:
+def list_common_settings(arguments: StrategyArguments, verify: float | None, shard: str | None) -> dict[str, Json]:
     """List the settings that must be the same in all processes."""
     return {
         "replicas": arguments.replicas,
         "accumulate": arguments.accumulate,
         "verify": repr(verify),
+        "shard": repr(shard),
         "the seed of keras.utils.set_random_seed": get_random_seed(),
         "the kind of devices": jax.default_backend(),
         "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,
