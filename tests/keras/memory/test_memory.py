@@ -57,11 +57,13 @@ class CountArrays(keras.callbacks.Callback):
             self.found[name] = self.found.get(name, 0) + size
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_what_is_held_on_each_device_is_what_lives_there(devices):
+@pytest.mark.parametrize(("devices", "options"), [(1, {}), (2, {}), (4, {"shard": "frozen"})])
+def test_what_is_held_on_each_device_is_what_lives_there(devices, options):
     count = CountArrays()
-    strategy = on(devices, 4)
+    strategy = un.MirroredStrategy(devices=devices, replicas=4, **options)
     model = make_wide(strategy, metrics=["accuracy"])
+    model.layers[0].trainable = not options
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     own = strategy.memory(model, ROWS, replicas=[4]).own
     model.fit(X, Y, batch_size=ROWS, verbose=0, callbacks=[count])
     assert set(own.devices) == set(count.found) == {f"cpu:{device}" for device in range(devices)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -61,6 +63,25 @@ def test_records_are_those_of_whole_weights(tmp_path) -> None:
         ends.append(un.fingerprint(model))
     assert steps[0] == steps[1]
     assert ends[0] == ends[1]
+
+
+def test_adapters_are_trained_as_by_keras_and_their_gradients_stay_small() -> None:
+    x, y = frozen_nets.NETS["attention"].draw(16), frozen_nets.draw_labels(16)
+    strategy = un.OneDeviceStrategy(replicas=4)
+    ends = []
+    for scope in (contextlib.nullcontext(), strategy.scope()):
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = frozen_nets.make_attention()
+        model.compile(frozen_nets.make_optimizer("sgd"), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        begin = model.get_weights()
+        model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+        ends.append(np.concatenate([np.ravel(end - start) for end, start in zip(model.get_weights(), begin, strict=True)]))
+    assert np.linalg.norm(ends[1] - ends[0]) < 2e-6 * np.linalg.norm(ends[0])
+    trained = sum(variable.value.nbytes for variable in model.trainable_variables)
+    table = frozen_nets.WORDS * frozen_nets.WIDTH * 4  # the gradient of an embedding is scattered into a table, and added up as it is
+    # Two sums at a time, of what is trained, of this table and of the loss.
+    assert strategy.memory(model, 16, replicas=[4]).own.devices["cpu:0"].gradients < 2 * (trained + table + 256)
 
 
 def test_loops_leave_frozen_weights_cut(tmp_path) -> None:

@@ -26,6 +26,10 @@ from unisono._src.typing import Array, Shape
 Other = TypeVar("Other")
 
 
+STAND_IN = jax.ShapeDtypeStruct((3,), np.int32)
+"""What programs have in place of a cut array: its number, and its digest."""
+
+
 def read_digest(stand_in: Array) -> Array:
     """Read the digest of a cut array from what stands for it."""
     return cast(Array, lax.bitcast_convert_type(stand_in[1:], jnp.uint32))

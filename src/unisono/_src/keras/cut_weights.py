@@ -6,6 +6,9 @@ that are trained are made whole again, and those that are not, cut.
 
 from __future__ import annotations
 
+import math
+
+import jax
 import keras
 
 from unisono._src.engine.cut_arrays import choose_sharding, is_cut
@@ -34,9 +37,23 @@ def cut_new_weight(variable: keras.Variable, strategy: OwningStrategy) -> None:
 
 def cut_weight(variable: keras.Variable, mesh: DeviceMesh) -> None:
     """Cut a weight over the devices, unless it is small or no axis has equal parts."""
-    sharding = choose_sharding(variable.shape, mesh)
-    if mesh.size > 1 and sharding is not None and variable.value.nbytes >= SMALLEST:
-        place_value(variable, sharding)
+    if can_be_cut(variable, mesh):
+        place_value(variable, choose_sharding(variable.shape, mesh))
+
+
+def can_be_cut(variable: keras.Variable, mesh: DeviceMesh) -> bool:
+    """Whether a weight is large enough to be cut, and has an axis of equal parts."""
+    is_large = math.prod(variable.shape) * jax.dtypes.canonicalize_dtype(variable.dtype).itemsize >= SMALLEST
+    return is_large and mesh.size > 1 and choose_sharding(variable.shape, mesh) is not None
+
+
+def find_cut_places(model: keras.Model, strategy: OwningStrategy) -> frozenset[int]:
+    """Find the places of weights in the state of training that lie cut if steps leave them unchanged."""
+    if strategy.shard is None:
+        return frozenset()
+    mesh, groups = get_mesh(strategy.placement.devices), group_variables(model)
+    first = len(groups["trainable_variables"])
+    return frozenset(first + n for n, v in enumerate(groups["non_trainable_variables"]) if can_be_cut(v, mesh))
 
 
 def place_weights(model: keras.Model, strategy: OwningStrategy, trains: bool) -> None:

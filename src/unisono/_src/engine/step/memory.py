@@ -27,10 +27,17 @@ class StepMemory(NamedTuple):
     """What the program asks for while it runs: activations, a replica's own gradient."""
     results: int
     """Logs, digests and outputs of a call."""
+    cut_places: frozenset[int]
+    """The places of the state's arrays of which each device holds a part."""
 
 
 def measure_step(
-    layout: BufferLayout, gathered: int, inputs: Arguments, devices: int, compiled: jax.stages.Compiled
+    layout: BufferLayout,
+    gathered: int,
+    inputs: Arguments,
+    devices: int,
+    compiled: jax.stages.Compiled,
+    cut_places: frozenset[int],
 ) -> StepMemory:
     """Measure a step by the layout of its buffers and by its program.
 
@@ -40,6 +47,7 @@ def measure_step(
         inputs: The other arguments of the program, in shapes, with a block for each of the devices.
         devices: The number of devices.
         compiled: The program.
+        cut_places: The places of the state's arrays that lie cut.
     """
     sums = sum(count_layout(shape, dtype) for of_phase in layout.sums for _, (shape, dtype) in of_phase)
     kept = sum(count_layout(*array) for _, phases in layout.kept for of_phase in phases for array in of_phase)
@@ -47,7 +55,7 @@ def measure_step(
     if program is None:
         raise NotImplementedError("XLA does not tell the memory of programs on this platform. On CPU and GPU it does.")
     temporary, results = program.temp_size_in_bytes, program.output_size_in_bytes - program.alias_size_in_bytes
-    return StepMemory(sums - gathered, gathered, kept, count_bytes(inputs) // devices, temporary, results)
+    return StepMemory(sums - gathered, gathered, kept, count_bytes(inputs) // devices, temporary, results, cut_places)
 
 
 def count_bytes(tree: PyTree) -> int:

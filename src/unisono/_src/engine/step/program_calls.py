@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.stages import Compiled
 
 from unisono._src.engine import packing
+from unisono._src.engine.cut_arrays import STAND_IN
 from unisono._src.engine.device_mesh import get_mesh
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.engine.state import State
@@ -94,9 +95,11 @@ class ProgramCalls:
             self._programs[cut] = DeviceProgram(rewritten, donate=(0,), cut=CUT_RESULTS)
         return cut
 
-    def measure_memory(self, state: State, batch: GlobalBatch, batch_plan: BatchPlan) -> StepMemory:
+    def measure_memory(self, state: State, batch: GlobalBatch, batch_plan: BatchPlan, cut_places: frozenset[int]) -> StepMemory:
         """Measure what steps of a batch need on each device. The program of the largest shards is compiled."""
-        cut = self._choose_cut(batch, batch_plan, state)
+        cut = self._choose_cut(batch, batch_plan, state, cut_places)
+        leaves = [STAND_IN if place in cut_places else leaf for place, leaf in enumerate(jax.tree.leaves(state))]
+        state = jax.tree.unflatten(jax.tree.structure(state), leaves)
         layout = self._lay_out(cut, batch, batch_plan, state)
         size = max(batch_plan.sizes)
         work = StepBuffers(
@@ -107,7 +110,7 @@ class ProgramCalls:
         inputs = self._inputs.describe(batch, size)
         compiled = self._programs[cut].find_or_load(self._mesh, kind, work, *inputs)
         gathered = self._count_gathered(cut, batch, batch_plan, state)
-        return measure_step(layout, gathered, inputs, self._mesh.size, compiled)
+        return measure_step(layout, gathered, inputs, self._mesh.size, compiled, cut_places)
 
     def _count_gathered(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> int:
         """Count the bytes of gathered rows in the running sums."""

@@ -168,12 +168,14 @@ class Step:
         state = self._device_state
         return self._cutter.cut(batch, self._plan_of(batch), state.shapes, state.cut_places).describe_outputs
 
-    def measure_memory(self, state: State, batch: GlobalBatch) -> StepMemory:
+    def measure_memory(self, state: State, batch: GlobalBatch, cut_places: frozenset[int] = frozenset()) -> StepMemory:
         """Measure what such steps need on each device.
 
-        The program is compiled, and nothing is sent or run. The state may be given in shapes.
+        The program is compiled, and nothing is sent or run. The state may be given in shapes. Of its arrays at `cut_places` those lie cut
+        that steps leave unchanged.
         """
-        return self._call.measure_memory(state, batch, self._plan_of(batch))
+        cut_places = cut_places.intersection(self._cutter.list_unchanged(batch, state)) if cut_places else cut_places
+        return self._call.measure_memory(state, batch, self._plan_of(batch), cut_places)
 
     @property
     def has_own_logs(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from unisono._src.engine.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.engine.step.memory import StepMemory
 from unisono._src.keras.checks.jax_errors import explain_step_errors
+from unisono._src.keras.cut_weights import find_cut_places
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.memory.report import DeviceMemory, MemoryChoice, MemoryReport
 from unisono._src.keras.private.trainer_state import STATE_NAMES, group_variables
@@ -50,7 +51,7 @@ def measure_step(strategy: ReplicaStrategy, function: ModelStep, batch: GlobalBa
     placement = own if replicas == own.replicas else dataclasses.replace(own, replicas=replicas)
     state = tuple([describe_variable(variable) for variable in group_variables(model)[name]] for name in STATE_NAMES)
     with strategy.acting(), explain_step_errors(model, batch, replicas):
-        return make_measured_step(strategy, function, placement).measure_memory(state, batch)
+        return make_measured_step(strategy, function, placement).measure_memory(state, batch, find_cut_places(model, strategy))
 
 
 def join_memory(model: keras.Model, step: StepMemory, devices: Sequence[jax.Device]) -> dict[jax.Device, DeviceMemory]:
@@ -58,9 +59,11 @@ def join_memory(model: keras.Model, step: StepMemory, devices: Sequence[jax.Devi
     groups = group_variables(model)
     counted = {name: count_by_device(groups[name], devices) for name in STATE_NAMES}
     trained, others, optimizer, metrics = counted.values()
+    weights = [*groups["trainable_variables"], *groups["non_trainable_variables"]]
+    cut = count_by_device([weights[place] for place in sorted(step.cut_places)], devices)
     return {
         device: DeviceMemory(
-            weights=trained[device] + others[device],
+            weights=trained[device] + others[device] - cut[device] + cut[device] // len(devices),
             optimizer=optimizer[device],
             gradients=step.sums,
             gathered=step.gathered,
