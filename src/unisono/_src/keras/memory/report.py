@@ -38,7 +38,7 @@ class DeviceMemory:
 
     @property
     def total(self) -> int:
-        """The most that there is at a time: in a step."""
+        """The most that there is at a time, in a step."""
         return self.held + self.activations + self.ahead
 
     @property
