@@ -79,7 +79,8 @@ def test_adapters_are_trained_as_by_keras_and_their_gradients_stay_small() -> No
         ends.append(np.concatenate([np.ravel(end - start) for end, start in zip(model.get_weights(), begin, strict=True)]))
     assert np.linalg.norm(ends[1] - ends[0]) < 2e-6 * np.linalg.norm(ends[0])
     trained = sum(variable.value.nbytes for variable in model.trainable_variables)
-    table = frozen_nets.WORDS * frozen_nets.WIDTH * 4  # the gradient of an embedding is scattered into a table, and added up as it is
+    # The gradient of an embedding is scattered into a table, and added up as it is.
+    table = frozen_nets.WORDS * frozen_nets.WIDTH * 4
     # Two sums at a time, of what is trained, of this table and of the loss.
     assert strategy.memory(model, 16, replicas=[4]).own.devices["cpu:0"].gradients < 2 * (trained + table + 256)
 
