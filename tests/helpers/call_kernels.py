@@ -39,10 +39,13 @@ from unisono._src.kernels.native.normalizations import normalize_rows
 from unisono._src.kernels.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.kernels.native.step_calls import (
     call_all_reduce,
+    call_come_after,
     call_digest,
     call_push,
+    call_put_together,
     copy_rows,
     keep_array,
+    keep_cut_array,
     make_group,
     open_step_memory,
 )
@@ -277,7 +280,7 @@ def row_loop(draw: Draw) -> Case:
     )
 
 
-def attention(draw: Draw) -> Case:
+def attention(draw: Draw, is_gradient: bool = False) -> Case:
     """Forward, or its gradient."""
     batch, heads, queries, keys = draw.size(1, 3), draw.size(1, 5), draw.size(8, 150), draw.size(8, 300)
     depth, width = draw.size(2, 70), draw.size(2, 70)
@@ -299,7 +302,6 @@ def attention(draw: Draw) -> Case:
 
     lengths = (queries, depth), (keys, depth), (keys, width), (queries, width)
     args = [draw.array((batch, heads, *length), "float32") for length in lengths]
-    is_gradient = draw.of(False, True)
     run = functools.partial(differentiate, attend) if is_gradient else lambda *args: attend(*args[:3])
     what = f"the {'gradient of ' * is_gradient}attention of {args[0].shape} to {args[2].shape} with {shapes}, {is_masked, is_biased, is_dropped}"
     return Case(what, rewrite_function(run, "cpu"), args)
@@ -324,11 +326,7 @@ def normalization(draw: Draw, is_gradient: bool = False) -> Case:
 def moments_of_columns(draw: Draw) -> Case:
     """Also of rows that are cut in pieces, and of columns that are no whole vectors."""
     shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
-    return Case(
-        f"the moments of the columns of {shape}",
-        lambda x: measure_columns(x)[:2],
-        [draw.array(shape, "float32")],
-    )
+    return Case(f"the moments of the columns of {shape}", lambda x: measure_columns(x)[:2], [draw.array(shape, "float32")])
 
 
 def sums_of_columns(draw: Draw) -> Case:
@@ -425,21 +423,31 @@ def sums_over_devices(draw: Draw) -> Case:
         numbers = jnp.array([[group, device, 0] for device in (0, 1)], jnp.int32)
         return mesh.map_blocks(add_on_device, cut=True, cut_results=True)(sums, numbers)
 
-    return Case(
-        f"sums of {length} elements over two devices",
-        add,
-        [draw.array((2 * places, length), "float32")],
-    )
+    return Case(f"sums of {length} elements over two devices", add, [draw.array((2 * places, length), "float32")])
+
+
+def cut_array(draw: Draw) -> Case:
+    """An array that is put together from parts of several blocks."""
+    count, blocks, length = draw.size(1, 4), draw.size(1, 5), draw.size(1, draw.of(300, 600_000))
+    parts = jax.block_until_ready([draw.array((blocks, length), "float32") for _ in range(count)])
+    number = keep_cut_array([part.unsafe_buffer_pointer() for part in parts], blocks, 4 * length)
+    like = jax.ShapeDtypeStruct((blocks, count * length), np.float32)
+
+    def put_together(number: jax.Array, *parts: jax.Array) -> jax.Array:
+        return call_come_after(call_put_together(number, like, parts), parts[:1])
+
+    return Case(f"an array of {count} parts, {blocks} blocks of {length} each", put_together, [jnp.array([number, 0, 0]), *parts])
 
 
 FORMS = ("forward", "forward_with_bias", "backward")
 KINDS = (
     *(functools.partial(kind, form=form) for kind in (convolution, winograd) for form in FORMS),
     *(transposed_product, transposed_products, product, product_with_bias, gated_product),
-    *(depthwise, depthwise_gradient, row_loop, attention),
+    *(depthwise, depthwise_gradient, row_loop),
+    *(attention, functools.partial(attention, is_gradient=True)),
     *(normalization, functools.partial(normalization, is_gradient=True)),
     *(moments_of_columns, sums_of_columns, gated_sums_of_columns),
-    *(contribution, digest, step_memory, kept_array, sums_over_devices),
+    *(contribution, digest, step_memory, kept_array, sums_over_devices, cut_array),
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
