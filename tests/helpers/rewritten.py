@@ -56,22 +56,26 @@ def both(function: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
     return jax.jit(function)(*args), ours(function, *args)
 
 
-def assert_close(plain: Any, other: Any, tolerance: float = 1e-5, sizes: Any = None) -> None:
-    """Within `tolerance` of the largest element, since elements near zero are differences of large ones.
+def assert_close(plain: Any, other: Any, tolerance: float = 1e-5) -> None:
+    """Within `tolerance` of the largest element, since elements near zero are differences of large ones."""
+    for a, b in pair_leaves(plain, other):
+        np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * max(np.abs(a).max(initial=0), 1e-30))
 
-    All of a small result may be such differences. `sizes` are sums of its terms without signs; one rounding of the largest is allowed too.
-    """
+
+def assert_close_sums(plain: Any, other: Any, of_sizes: Any, roundings: int = 4) -> None:
+    """Within a few roundings of each sum without signs, `of_sizes`: terms that cancel are rounded as they are."""
+    for (a, b), size in zip(pair_leaves(plain, other), jax.tree.leaves(of_sizes), strict=True):
+        assert (np.abs(b - a) <= roundings * np.finfo("float32").eps * np.asarray(size, "float64")).all()
+
+
+def pair_leaves(plain: Any, other: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pair the arrays of two results, which have the same structure, shapes and dtypes."""
     assert jax.tree.structure(plain) == jax.tree.structure(other)
-    of_terms = (
-        [0] * len(jax.tree.leaves(plain)) if sizes is None else [np.max(size, initial=0) for size in jax.tree.leaves(sizes)]
-    )
-    for a, b, size in zip(jax.tree.leaves(plain), jax.tree.leaves(other), of_terms, strict=True):
+    pairs = list(zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True))
+    for a, b in pairs:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert getattr(a, "weak_type", False) == getattr(b, "weak_type", False)
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        np.testing.assert_allclose(
-            b, a, rtol=0, atol=max(tolerance * max(np.abs(a).max(initial=0), 1e-30), np.finfo("float32").eps * size)
-        )
+    return [(np.asarray(a, "float64"), np.asarray(b, "float64")) for a, b in pairs]
 
 
 def assert_same(plain: Any, other: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ import frozen_nets
 import unisono as un
 from sizes import mostly_slow
 from unisono._src.engine.state import get_step_count
+from unisono._src.engine.step.observer import StepObserver
 from unisono._src.keras.record.run_recorder import get_recorder
+from unisono._src.keras.steps import make_step
 from unisono._src.tools.records import read_run_record
 
 ROWS = 21
@@ -65,6 +69,21 @@ def test_records_are_those_of_whole_weights(tmp_path) -> None:
     assert ends[0] == ends[1]
 
 
+def test_a_run_of_whole_weights_goes_on_with_cut_ones(tmp_path) -> None:
+    x, y = frozen_nets.NETS["convolutions"].draw(16), frozen_nets.draw_labels(16)
+
+    def train_until(epochs: int, devices: int, **options: object) -> str:
+        model = frozen_nets.build(un.MirroredStrategy(devices=devices, replicas=4, **options), "convolutions", "sgd")
+        backup = un.callbacks.BackupAndRestore(tmp_path / "saved", delete_checkpoint=False)
+        model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[backup])
+        return un.fingerprint(model)
+
+    train_until(1, 1)
+    resumed = train_until(2, 4, shard="frozen")
+    shutil.rmtree(tmp_path / "saved")
+    assert resumed == train_until(2, 1)
+
+
 def test_adapters_are_trained_as_by_keras_and_their_gradients_stay_small() -> None:
     x, y = frozen_nets.NETS["attention"].draw(16), frozen_nets.draw_labels(16)
     strategy = un.OneDeviceStrategy(replicas=4)
@@ -112,6 +131,45 @@ def test_loops_leave_frozen_weights_cut(tmp_path) -> None:
     (whole, none), (cut, all_cut) = run(1), run(4, shard="frozen")
     assert cut == whole
     assert (none, all_cut) == (0, 2)
+
+
+def test_a_loop_that_cuts_nothing_is_refused() -> None:
+    strategy = un.MirroredStrategy(devices=2, replicas=2, shard="frozen")
+    with strategy.scope():
+        weight = keras.Variable(np.ones((64, 256), "float32"))
+        optimizer = keras.optimizers.SGD()
+
+    def step(batch):
+        value, gradients = un.value_and_grad(lambda: keras.ops.mean(batch @ weight), [weight])
+        optimizer.apply(gradients, [weight])
+        return value
+
+    (batch,) = strategy.distribute_dataset([np.ones((4, 64), "float32")])
+    with pytest.raises(
+        ValueError, match="saves nothing here: all weights of 'step' .*\n    variable.*: 65,536 bytes; it is trained"
+    ):
+        strategy.run(step, args=(batch,))
+
+
+def test_what_replicas_compute_is_told_of_cut_weights(monkeypatch) -> None:
+    """An observer looks into a step, as a replay does."""
+    told = []
+
+    class Looking(StepObserver):
+        def count_unwatched(self, step: int) -> int:
+            return 0
+
+        def before_rows(self, step) -> None:
+            inspected = step.inspect()
+            arrays = jax.tree.leaves([inspected.state, [replica.gradients for replica in inspected.replicas]])
+            told.append([np.asarray(array).tobytes() for array in arrays])
+
+    monkeypatch.setattr(make_step, "open_tools", lambda strategy, function: [Looking()])
+    x, y = frozen_nets.NETS["convolutions"].draw(8), frozen_nets.draw_labels(8)
+    for devices, options in [(1, {}), (2, {"shard": "frozen"})]:
+        model = frozen_nets.build(un.MirroredStrategy(devices=devices, replicas=4, **options), "convolutions", "sgd")
+        model.train_on_batch(x, y)
+    assert told[0] == told[1]
 
 
 def test_steps_that_are_not_compiled_read_cut_weights() -> None:

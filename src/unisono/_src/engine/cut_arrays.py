@@ -9,22 +9,19 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Sharding
 
-from unisono._src.engine.device_mesh import AXIS, DeviceMesh
+from unisono._src.engine.device_mesh import DeviceMesh
 from unisono._src.engine.digest import digest_on_host
 from unisono._src.kernels.native.step_calls import drop_cut_array, keep_cut_array
 from unisono._src.programs.private.device_arrays import list_blocks
 from unisono._src.typing import Array, Shape
-
-Other = TypeVar("Other")
-
 
 STAND_IN = jax.ShapeDtypeStruct((3,), np.int32)
 """What programs have in place of a cut array: its number, and its digest."""
@@ -35,20 +32,21 @@ def read_digest(stand_in: Array) -> Array:
     return cast(Array, lax.bitcast_convert_type(stand_in[1:], jnp.uint32))
 
 
-def choose_axis(shape: Shape, devices: int) -> int | None:
-    """Choose the axis along which an array is cut over devices. None if no axis has equal parts."""
-    return next((axis for axis, length in enumerate(shape) if length and length % devices == 0), None)
+def choose_axis(shape: Shape, mesh: DeviceMesh) -> int | None:
+    """Choose the axis along which an array is cut over devices. None if no axis has equal parts, or there is one device."""
+    axes = (axis for axis, length in enumerate(shape) if length and length % mesh.size == 0)
+    return next(axes, None) if mesh.size > 1 else None
 
 
-def choose_sharding(shape: Shape, mesh: DeviceMesh) -> NamedSharding | None:
-    """Choose how an array lies cut over the devices. None if no axis has equal parts."""
-    axis = choose_axis(shape, mesh.size)
-    return None if axis is None else NamedSharding(mesh.mesh, PartitionSpec(*[None] * axis, AXIS))
+def choose_sharding(shape: Shape, mesh: DeviceMesh) -> Sharding | None:
+    """Choose how an array lies cut over the devices. None if it cannot."""
+    axis = choose_axis(shape, mesh)
+    return None if axis is None else mesh.cut_at(axis)
 
 
-def is_cut(array: object, mesh: DeviceMesh) -> bool:
+def lies_cut(array: object, mesh: DeviceMesh) -> bool:
     """Whether an array lies cut over the devices."""
-    return mesh.size > 1 and isinstance(array, jax.Array) and array.sharding == choose_sharding(array.shape, mesh)
+    return isinstance(array, jax.Array) and array.sharding == choose_sharding(array.shape, mesh)
 
 
 class KeptArray(NamedTuple):
@@ -64,15 +62,15 @@ class KeptArray(NamedTuple):
 class CutArrays:
     """The cut arrays that the programs of one step read, by their places in the state."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
         self._kept: dict[int, KeptArray] = {}
         self._newest: list[Array] = []
         """A result of the newest call. Once it is there, no program reads an array any more."""
         weakref.finalize(self, drop_arrays, self._kept, self._newest)
 
-    def get(self, place: int, other: Other) -> Array | Other:
-        """Get the array at a place, or the other if none lies cut there."""
-        return self._kept[place].array if place in self._kept else other
+    def __getitem__(self, place: int) -> Array:
+        return self._kept[place].array
 
     @property
     def places(self) -> frozenset[int]:
@@ -81,13 +79,11 @@ class CutArrays:
 
     def keep(self, place: int, array: Array) -> np.ndarray:
         """Keep an array in place of the one before. The result stands for it in programs: its number, and its digest."""
-        if self.get(place, None) is array:
+        if place in self._kept and self._kept[place].array is array:
             return self._kept[place].stand_in
         self.drop([place])
-        axis = next(axis for axis, name in enumerate(array.sharding.spec) if name)  # pyright: ignore[reportAttributeAccessIssue]
-        parts = list_blocks(array)
-        blocks = math.prod(array.shape[:axis])
-        jax.block_until_ready(array)
+        parts = list_blocks(jax.block_until_ready(array))
+        blocks = math.prod(array.shape[: choose_axis(array.shape, self._mesh)])
         number = keep_cut_array([part.unsafe_buffer_pointer() for part in parts], blocks, parts[0].nbytes // blocks)
         lanes = np.array(digest_on_host(np.asarray(array)), np.uint32).view(np.int32)
         self._kept[place] = KeptArray(array, number, np.array([number, *lanes], np.int32))

@@ -33,13 +33,13 @@ class DeviceMesh:
         self.size = len(devices)
         self.shares_memory = devices[0].platform == "cpu"
         """Whether the process reads and writes the memory of all devices."""
-        self.mesh = Mesh(np.array(devices), (AXIS,))
+        self._mesh = Mesh(np.array(devices), (AXIS,))
         if len(devices) == 1:
             self.everywhere: Sharding = SingleDeviceSharding(devices[0])
             self.by_device: Sharding = self.everywhere
         else:
-            self.everywhere = NamedSharding(self.mesh, PartitionSpec())
-            self.by_device = NamedSharding(self.mesh, PartitionSpec(AXIS))
+            self.everywhere = NamedSharding(self._mesh, PartitionSpec())
+            self.by_device = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
     def put_everywhere(self, tree: PyTree) -> PyTree:
         """Send arrays to all devices."""
@@ -57,6 +57,10 @@ class DeviceMesh:
         """Describe an array with a block of this shape on each device."""
         return jax.ShapeDtypeStruct((self.size * shape[0], *shape[1:]), dtype, sharding=self.by_device)
 
+    def cut_at(self, axis: int) -> Sharding:
+        """Say that each device has a part of an array along an axis."""
+        return NamedSharding(self._mesh, PartitionSpec(*[None] * axis, AXIS))
+
     def map_blocks(self, function: Callable[..., PyTree], cut: PyTree, cut_results: PyTree) -> Callable[..., PyTree]:
         """Make a function of arrays over several devices. Each device calls `function` with its part.
 
@@ -64,7 +68,7 @@ class DeviceMesh:
         """
         specs = {True: PartitionSpec(AXIS), False: PartitionSpec()}
         given, returned = (jax.tree.map(specs.__getitem__, tree) for tree in (cut, cut_results))
-        return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=returned, check_vma=False)
+        return jax.shard_map(function, mesh=self._mesh, in_specs=given, out_specs=returned, check_vma=False)
 
     def is_cut(self, leaf: object) -> bool:
         """Whether an array, or what describes it, has a block on each of several devices."""

@@ -7,11 +7,12 @@ that are trained are made whole again, and those that are not, cut.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import jax
 import keras
 
-from unisono._src.engine.cut_arrays import choose_sharding, is_cut
+from unisono._src.engine.cut_arrays import choose_sharding, lies_cut
 from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.keras.ownership import OwningStrategy
 from unisono._src.keras.private.trainer_state import (
@@ -36,15 +37,19 @@ def cut_new_weight(variable: keras.Variable, strategy: OwningStrategy) -> None:
 
 
 def cut_weight(variable: keras.Variable, mesh: DeviceMesh) -> None:
-    """Cut a weight over the devices, unless it is small or no axis has equal parts."""
+    """Cut a weight over the devices if it can be."""
     if can_be_cut(variable, mesh):
         place_value(variable, choose_sharding(variable.shape, mesh))
 
 
 def can_be_cut(variable: keras.Variable, mesh: DeviceMesh) -> bool:
     """Whether a weight is large enough to be cut, and has an axis of equal parts."""
-    is_large = math.prod(variable.shape) * jax.dtypes.canonicalize_dtype(variable.dtype).itemsize >= SMALLEST
-    return is_large and mesh.size > 1 and choose_sharding(variable.shape, mesh) is not None
+    return count_variable_bytes(variable) >= SMALLEST and choose_sharding(variable.shape, mesh) is not None
+
+
+def count_variable_bytes(variable: keras.Variable) -> int:
+    """Count the bytes of a variable's value. It may have none, as in a loop of Keras."""
+    return math.prod(variable.shape) * jax.dtypes.canonicalize_dtype(variable.dtype).itemsize
 
 
 def find_cut_places(model: keras.Model, strategy: OwningStrategy) -> frozenset[int]:
@@ -64,35 +69,43 @@ def place_weights(model: keras.Model, strategy: OwningStrategy, trains: bool) ->
     if strategy.shard is None:
         return
     mesh = get_mesh(strategy.placement.devices)
-    frozen = {id(variable): variable for variable in group_variables(model)["non_trainable_variables"] if has_value(variable)}
+    frozen = group_variables(model)["non_trainable_variables"]
+    frozen_ids = set(map(id, frozen))
     for variable in list_model_variables(model):
-        if id(variable) in frozen:
+        if id(variable) in frozen_ids and has_value(variable):
             cut_weight(variable, mesh)
         elif find_layout(variable) is not None and find_layout(variable) == choose_sharding(variable.shape, mesh):
             place_value(variable, None)
-    has_values = all(map(has_value, model.weights))  # else a loop of Keras holds them
-    if trains and has_values and not any(is_cut(variable.value, mesh) for variable in frozen.values()):
-        raise ValueError(explain_nothing_cut(model, strategy, mesh))
+    if trains and all(map(has_value, model.weights)):  # else a loop of Keras holds them
+        refuse_nothing_cut(repr(model.name), model.trainable_variables, frozen, strategy)
 
 
-def explain_nothing_cut(model: keras.Model, strategy: OwningStrategy, mesh: DeviceMesh) -> str:
-    """Explain why no weight of a model lies cut, with the bytes of its weights."""
-    trained = {id(variable) for variable in model.trainable_variables}
-    largest = sorted(model.weights, key=lambda variable: -variable.value.nbytes)[:MOST_LISTED]
-    rows = [f"    {v.path}: {v.value.nbytes:,} bytes; {explain_whole(v, id(v) in trained, mesh)}" for v in largest]
-    return (
-        f"{type(strategy).__name__} received shard={strategy.shard!r}, which saves nothing here: all weights of {model.name!r} lie whole "
+def refuse_nothing_cut(
+    name: str, trained: Sequence[keras.Variable], frozen: Iterable[keras.Variable], strategy: OwningStrategy
+) -> None:
+    """Refuse a training of which no weight lies cut, with the bytes of its weights. `name` is that of a model or function."""
+    if strategy.shard is None:
+        return
+    mesh = get_mesh(strategy.placement.devices)
+    frozen = list(frozen)
+    if any(lies_cut(variable.value, mesh) for variable in frozen):
+        return
+    reasons = {id(v): "it is trained" for v in trained} if mesh.size > 1 else {}
+    largest = sorted([*trained, *frozen], key=count_variable_bytes, reverse=True)[:MOST_LISTED]
+    rows = [f"    {v.path}: {count_variable_bytes(v):,} bytes; {reasons.get(id(v)) or explain_whole(v, mesh)}" for v in largest]
+    raise ValueError(
+        f"{type(strategy).__name__} received shard={strategy.shard!r}, which saves nothing here: all weights of {name} lie whole "
         f"on every device. Freeze what is not to be trained before fit (layer.trainable = False, or layer.enable_lora(rank)) and take "
         f"several devices, or leave shard out.\n" + "\n".join(rows)
     )
 
 
-def explain_whole(variable: keras.Variable, is_trained: bool, mesh: DeviceMesh) -> str:
-    """Say why a weight lies whole."""
+def explain_whole(variable: keras.Variable, mesh: DeviceMesh) -> str:
+    """Say why a weight that is not trained lies whole."""
     if mesh.size == 1:
         return "there is one device"
-    if is_trained:
-        return "it is trained"
-    if variable.value.nbytes < SMALLEST:
+    if count_variable_bytes(variable) < SMALLEST:
         return f"fewer than {SMALLEST:,} are not cut"
-    return f"{mesh.size} devices divide none of the axes {tuple(variable.shape)}"
+    if choose_sharding(variable.shape, mesh) is None:
+        return f"{mesh.size} devices divide none of the axes {tuple(variable.shape)}"
+    return "it was made outside of the scope, or was not trainable then"

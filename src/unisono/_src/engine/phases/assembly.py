@@ -7,7 +7,6 @@ again for each reader.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ class CutCalls(NamedTuple):
 
 
 SMALL = 8
-"""What has at most so many times fewer bytes than the cut operand is computed once and kept."""
+"""A value that has so many times fewer bytes than what it is made of, or made for, is computed once and kept."""
 
 
 class Assembly:
@@ -73,19 +72,21 @@ class Assembly:
     def read(self, variable: core.Var, known: Mapping[core.Var, Array], after: Sequence[Array], calls: CutCalls) -> Array:
         """Put a value together for a reader, which has the arrays `after` beside it. Nothing of it is computed before they are there."""
         if variable in self._cut:
-            shape = jax.ShapeDtypeStruct(get_shape(variable), get_type(variable).dtype)
-            return calls.put_together(known[variable], shape, after) if known[variable].shape != shape.shape else known[variable]
+            like = jax.ShapeDtypeStruct(get_shape(variable), get_type(variable).dtype)
+            return calls.put_together(known[variable], like, after)
         if variable in known:
             return known[variable]
-        sources = [source for source in dict.fromkeys(self.list_sources([variable])) if source not in self._cut]
-        values = [calls.come_after(known[source], after) for source in sources]
-        known = collections.ChainMap(dict(zip(sources, values, strict=True)), dict(known))
-        whole = self._made_by[variable].equation.whole
-        operands = [self._read_operand(atom, known, after, calls) for atom in whole.invars]
+        values = {
+            source: self.read(source, known, after, calls) if source in self._cut else calls.come_after(known[source], after)
+            for source in self.list_sources([variable])
+        }
         # How it is computed must not change how it is read: where weights lie whole, it is computed once before all shards.
-        return calls.come_after(bind(whole, operands)[whole.outvars.index(variable)], [])
+        return calls.come_after(self._compute(variable, values), [])
 
-    def _read_operand(self, atom: Atom, known: Mapping[core.Var, Array], after: Sequence[Array], calls: CutCalls) -> Array:
-        if isinstance(atom, core.Literal):
-            return atom.val
-        return self.read(atom, known, after, calls) if atom in self else known[atom]
+    def _compute(self, variable: core.Var, values: dict[core.Var, Array]) -> Array:
+        """Compute a value of what it is made of. `values` keeps what is computed on the way."""
+        if variable not in values:
+            whole = self._made_by[variable].equation.whole
+            operands = [a.val if isinstance(a, core.Literal) else self._compute(a, values) for a in whole.invars]
+            values.update(zip(whole.outvars, bind(whole, operands), strict=True))
+        return values[variable]

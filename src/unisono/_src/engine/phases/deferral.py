@@ -61,39 +61,36 @@ def merge_smallest(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, 
     is_output = set(list_variables(twins.outputs))
     moved = list(plan)
 
-    def list_products(variable: core.Var, level: int) -> list[core.Var] | None:
-        """List what is computed of a sum if all of it is a multiple of the sum. `level` is that of the sum's parts."""
-        products: list[core.Var] = []
+    def find_smallest(variable: core.Var, level: int) -> tuple[int, list[core.Var]]:
+        """Find what is merged in place of a sum: (bytes, values). `level` is that of the sum's parts."""
+        own = count_bytes(variable), [variable]
+        reading = [moved[place] for place in readers[variable]]
+        are_multiples = (not each.in_shards and is_multiple(each.equation, variable, kinds, level) for each in reading)
+        if not reading or variable in is_output or not all(are_multiples):
+            return own
+        smallest = [find_smallest(each.equation.whole.outvars[0], level) for each in reading]
+        products = sum(size for size, _ in smallest), [value for _, values in smallest for value in values]
+        return min(own, products, key=lambda merged: merged[0])
+
+    def compute_in_shards(variable: core.Var, level: int, merged: Sequence[core.Var]) -> None:
+        """Let shards compute what is made of their parts of a sum, up to what is merged."""
+        kinds[variable] = Local(level)
         for place in readers[variable]:
-            if moved[place].in_shards or not is_multiple(moved[place].equation, variable, kinds, level):
-                return None
-            products += moved[place].equation.whole.outvars
-        return None if variable in is_output else products
-
-    def count_smallest(variable: core.Var, level: int) -> int:
-        """Count the bytes that are merged at least: of the sum, or of what is computed of it."""
-        products = list_products(variable, level)
-        own = count_bytes(variable)
-        return min(own, sum(count_smallest(product, level) for product in products)) if products else own
-
-    def move(variable: core.Var, level: int, made: int, merge: Merge | None) -> None:
-        """Merge a part behind what is computed of it, if that is smaller. It is computed at the place `made`."""
-        products = list_products(variable, level)
-        is_moved = bool(products) and sum(count_smallest(product, level) for product in products or ()) < count_bytes(variable)
-        if merge is None:
-            whole = moved[made].equation
-            moved[made] = Planned(whole, True, [None] * len(whole.whole.invars), [None if is_moved else Merge()], inside=True)
-        elif is_moved:
-            moved[made] = keep_part(moved[made], variable)
-        if is_moved:
-            kinds[variable] = Local(level)
-            for place in readers[variable]:
-                move(moved[place].equation.whole.outvars[0], level, place, None)
+            equation = moved[place].equation
+            (product,) = equation.whole.outvars
+            merge = Merge() if product in merged else None
+            moved[place] = Planned(equation, True, [None] * len(equation.whole.invars), [merge], inside=True)
+            if merge is None:
+                compute_in_shards(product, level, merged)
 
     for place, planned in enumerate(plan):
         for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False):
-            if merge == Merge() and get_type(variable).dtype.itemsize >= 4:
-                move(variable, kinds[variable].level - 1, place, merge)
+            if merge == Merge() and get_type(variable).dtype.itemsize >= 4:  # narrow parts would be rounded once more
+                level = kinds[variable].level - 1
+                _, merged = find_smallest(variable, level)
+                if merged != [variable]:
+                    moved[place] = keep_part(moved[place], variable)
+                    compute_in_shards(variable, level, merged)
     return moved
 
 

@@ -135,7 +135,7 @@ class PhasedStep:
         return made
 
     def _read(self, atom: Atom, known: Mapping[core.Var, Array], after: Sequence[Array]) -> Array:
-        """Read a value that is the same everywhere. What has to be put together is so after other arrays."""
+        """Read a value that is the same everywhere. It is put together after other arrays, if it lies cut."""
         if isinstance(atom, core.Literal):
             return atom.val
         return self._assembly.read(atom, known, after, self._cut_calls) if self._cut_calls else known[atom]
@@ -209,6 +209,7 @@ class PhasedStep:
         twins = self._find_twins(size)
         shard = twins.equations[self._places[id(whole)]].shard
         bases = {merge.base: merge.operation for merge in planned.merges if merge is not None}
+        beside = [values[variable] for variable in list_variables(whole.invars) if variable in values] if self._cut_calls else []
         operands: list[Array] = []
         for place, (atom, own) in enumerate(zip(whole.invars, shard.invars, strict=True)):
             layout = planned.layouts[place] if planned.layouts else None
@@ -223,8 +224,7 @@ class PhasedStep:
             elif atom in values:
                 operands.append(values[atom])
             else:
-                own = [values[other] for other in list_variables(whole.invars) if other in values]
-                value = self._read(atom, known, own)
+                value = self._read(atom, known, beside)
                 operands.append(value if layout is None else take_part(value, layout, self.analysis.twins.rows, start, size))
         key = id(shard), tuple(map(identify, operands))
         if key in done:  # by the equation that this one copies

@@ -12,14 +12,14 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from unisono._src.engine.cut_arrays import CutArrays, is_cut
+from unisono._src.engine.cut_arrays import CutArrays, lies_cut
 from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.engine.state import State
 from unisono._src.engine.step import running_sums
 from unisono._src.engine.step.program import StepBuffers
 from unisono._src.engine.xla.programs import DeviceProgram
 from unisono._src.placement import Placement
-from unisono._src.typed_jax import map_tree
+from unisono._src.typed_jax import device_put, map_tree
 from unisono._src.typing import Array, PyTree, Shape
 
 ArrayLayout: TypeAlias = tuple[Shape, str]
@@ -51,7 +51,7 @@ class DeviceState:
     def __init__(self, placement: Placement) -> None:
         self._mesh = get_mesh(placement.devices)
         self._state: State = ()
-        self._cut = CutArrays()
+        self._cut = CutArrays(self._mesh)
         """Weights that lie cut over the devices. Programs get their numbers, and leave them as they are."""
         self._buffers: dict[BufferLayout, PyTree] = {}
         """Running sums and what shards keep, by layout."""
@@ -83,11 +83,11 @@ class DeviceState:
     @property
     def shapes(self) -> State:
         """The newest state, read for its shapes and dtypes alone."""
-        return self._put_cut(self._state)
+        return self._replace_stand_ins(self._state)
 
     @property
-    def known(self) -> State:
-        """The newest state as programs know it, with what stands for arrays that lie cut. It is read for shapes and dtypes alone."""
+    def program_state(self) -> State:
+        """The newest state as programs have it, with what stands for arrays that lie cut."""
         return self._state
 
     @property
@@ -95,22 +95,24 @@ class DeviceState:
         """The places of the arrays that lie cut over the devices."""
         return self._cut.places
 
-    def _put_cut(self, state: State) -> State:
-        """Put the arrays that lie cut in place of their numbers."""
-        if not self._cut.places:
-            return state
-        leaves = flatten_state(state)
-        return group_arrays([self._cut.get(place, leaf) for place, leaf in enumerate(leaves)], state)
+    @property
+    def lead_program_state(self) -> State:
+        """The newest state as programs have it, on the lead."""
+        return group_arrays(self._mesh.on_lead(flatten_state(self._state)), self._state)
 
     @property
     def lead_state(self) -> State:
-        """The newest state, on the lead."""
-        return self._put_cut(self.known_on_lead)
+        """The newest state, all of it on the lead."""
+        return self._replace_stand_ins(self.lead_program_state, lambda array: device_put(np.asarray(array), self._mesh.lead))
 
-    @property
-    def known_on_lead(self) -> State:
-        """The newest state on the lead, as programs know it."""
-        return group_arrays(self._mesh.on_lead(flatten_state(self._state)), self._state)
+    def _replace_stand_ins(self, state: State, read: Callable[[Array], Array] = lambda array: array) -> State:
+        """Replace what stands for arrays that lie cut by the arrays, as `read` returns them."""
+        if not self._cut.places:
+            return state
+        leaves = flatten_state(state)
+        for place in self._cut.places:
+            leaves[place] = read(self._cut[place])
+        return group_arrays(leaves, state)
 
     def receive_state(self, state: State, list_unchanged: Callable[[], set[int]]) -> bool:
         """Take the state from Keras' loop. Say whether it differs from the last step's.
@@ -123,16 +125,17 @@ class DeviceState:
         places = [number for number, array in enumerate(newest) if array is None]
         if self._state and not places:
             return False
-        cut = [number for number in places if is_cut(leaves[number], self._mesh)]
+        cut = [number for number in places if lies_cut(leaves[number], self._mesh)]
         stays = list_unchanged().intersection(cut) if cut else set[int]()
         self._cut.drop([number for number in places if number not in stays])
-        others = {number: self._cut.keep(number, leaves[number]) for number in stays}
+        sent = {number: self._cut.keep(number, leaves[number]) for number in stays}
         # Through the host: JAX would put an array together by a collective, for which CPU devices may lack threads.
-        others |= {number: np.asarray(leaves[number]) for number in cut if number not in stays}
-        away = [number for number in places if number in others or not self._mesh.is_everywhere(leaves[number])]
-        sent = self._mesh.put_everywhere([others.get(number, leaves[number]) for number in away])  # what is there is not sent
+        sent |= {number: np.asarray(leaves[number]) for number in cut if number not in stays}
+        away = [number for number in places if number in sent or not self._mesh.is_everywhere(leaves[number])]
+        # What lies there is not sent: this takes time.
+        on_mesh = self._mesh.put_everywhere([sent.get(number, leaves[number]) for number in away])
         arrays = [leaf if array is None else array for leaf, array in zip(leaves, newest, strict=True)]
-        for number, array in zip(away, sent, strict=True):
+        for number, array in zip(away, on_mesh, strict=True):
             arrays[number] = array
         self._state = group_arrays(arrays, state)
         self._lent = ()
@@ -151,7 +154,7 @@ class DeviceState:
         These have other values than the last step made. It is None if the last step's arrays are gone: before the first step, and
         after an evaluation, which was given their memory. Metrics are left out: what is logged may differ between processes.
         """
-        leaves, newest = map(flatten_state, (state, self._state))
+        leaves, newest = map(flatten_state, (state, self.shapes))
         if len(newest) != len(leaves):
             return None
         made = self._list_newest(state)
@@ -179,7 +182,7 @@ class DeviceState:
         The arrays are remembered, so that `receive_state` knows them again.
         """
         if not self._lent:
-            self._lent = self.lead_state
+            self._lent = self._replace_stand_ins(self.lead_program_state)
         return self._lent
 
     def forget(self) -> None:

@@ -79,7 +79,7 @@ class ProgramCalls:
         """Select the kind of the next steps and count its phases."""
         state = self._device_state
         cut = self._cut = self._choose_cut(batch, batch_plan, state.shapes, state.cut_places)
-        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state.known))
+        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state.program_state))
         return cut.phases
 
     def _choose_cut(

@@ -117,7 +117,7 @@ class Step:
 
     def _digest_state(self) -> Array:
         program = self._find_digest_program(self._device_state.cut_places)
-        return program(self._mesh.lead, None, self._device_state.known_on_lead)
+        return program(self._mesh.lead, None, self._device_state.lead_program_state)
 
     def _open_watched(self, number: int, batch: GlobalBatch) -> None:
         """Show a step to the observers before it reads rows."""

@@ -50,10 +50,8 @@ def put_step(
 def digest_arrays(arrays: Sequence[Array], cut_places: frozenset[int] = frozenset()) -> Array:
     """Compute the digests (array, lane) of arrays. Those of arrays that lie cut are known."""
     if cut_places:
-        digests = digest_arrays([array for place, array in enumerate(arrays) if place not in cut_places])
-        for place in sorted(cut_places.intersection(range(len(arrays)))):
-            digests = jnp.insert(digests, place, read_digest(arrays[place]), 0)
-        return digests
+        rows = iter(digest_arrays([array for place, array in enumerate(arrays) if place not in cut_places]))
+        return jnp.stack([read_digest(array) if place in cut_places else next(rows) for place, array in enumerate(arrays)])
     if not uses_kernels():
         return jnp.stack([digest_in_program(array.ravel()) for array in arrays])
     distinct = {id(array): array for array in arrays}

@@ -30,6 +30,7 @@ from unisono._src.keras.checks.user_code.loss_growth import compare_traces, find
 from unisono._src.keras.checks.user_code.loss_scaling import DivisorCheck, find_vector_losses, is_additive
 from unisono._src.keras.checks.user_code.provenance import Provenance
 from unisono._src.keras.checks.user_code.undistributed_arrays import make_suspicion
+from unisono._src.keras.cut_weights import refuse_nothing_cut
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.loop import tf_names
 from unisono._src.keras.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
@@ -144,6 +145,8 @@ class FunctionCompiler:
         if sources is not None:
             self._warn_of_float16(sources, variables)
         trains = bool(variables.applied_optimizers)
+        if trains:
+            refuse_nothing_cut(repr(self._call.name), variables.trained, variables.frozen, strategy)
         if self._eager:
             strategy.warn_of_slow_steps(f"The function {self._call.name!r} is not compiled")
         step = make_step(

@@ -30,6 +30,18 @@ class UsedVariables(NamedTuple):
     """Positions of assigned variables whose old value the code does not read."""
 
     @property
+    def trained(self) -> list[keras.Variable]:
+        """The weights that optimizers update."""
+        pairs = [(list_optimizer_weights(optimizer), positions) for optimizer, positions in self.applied_optimizers]
+        return [weights[position] for weights, positions in pairs for position in positions]
+
+    @property
+    def frozen(self) -> list[keras.Variable]:
+        """The weights that the code leaves as they are."""
+        assigned = {id(self.non_trainable[position]) for position in self.assigned} | set(map(id, self.trained))
+        return [weight for weight in [*self.weights, *self.non_trainable] if id(weight) not in assigned]
+
+    @property
     def slots(self) -> list[keras.Variable]:
         return [variable for optimizer in self.optimizers for variable in optimizer.variables]
 
