@@ -84,6 +84,23 @@ def test_a_run_of_whole_weights_goes_on_with_cut_ones(tmp_path) -> None:
     assert resumed == train_until(2, 1)
 
 
+def test_a_trained_model_is_used_and_unfrozen(tmp_path) -> None:
+    """Keras adds adapters to weights where it saves a model."""
+    model = frozen_nets.build(un.MirroredStrategy(devices=2, replicas=2, shard="frozen"), "attention", "sgd")
+    x, y = frozen_nets.NETS["attention"].draw(4), frozen_nets.draw_labels(4)
+    model.train_on_batch(x, y)
+    outputs = model.predict_on_batch(x)
+    np.testing.assert_allclose(model(x), outputs, rtol=1e-4)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_allclose(keras.models.load_model(tmp_path / "model.keras", compile=False)(x), outputs, rtol=1e-4)
+    for weight in model.weights:
+        weight.trainable = True
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.warns(UserWarning, match="saves nothing here"):
+        model.train_on_batch(x, y)
+    assert frozen_nets.count_cut(model) == 0
+
+
 def test_adapters_are_trained_as_by_keras_and_their_gradients_stay_small() -> None:
     x, y = frozen_nets.NETS["attention"].draw(16), frozen_nets.draw_labels(16)
     strategy = un.OneDeviceStrategy(replicas=4)

@@ -7,6 +7,7 @@ that are trained are made whole again, and those that are not, cut.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -83,21 +84,28 @@ def place_weights(model: keras.Model, strategy: OwningStrategy, trains: bool) ->
 def refuse_nothing_cut(
     name: str, trained: Sequence[keras.Variable], frozen: Iterable[keras.Variable], strategy: OwningStrategy
 ) -> None:
-    """Refuse a training of which no weight lies cut, with the bytes of its weights. `name` is that of a model or function."""
+    """Refuse a training of which no weight lies cut, with the bytes of its weights. `name` is that of a model or function.
+
+    After a training with such weights it is a warning: what was frozen may be trained at the end.
+    """
     if strategy.shard is None:
         return
     mesh = get_mesh(strategy.placement.devices)
     frozen = list(frozen)
     if any(lies_cut(variable.value, mesh) for variable in frozen):
+        strategy.has_cut = True
         return
     reasons = {id(v): "it is trained" for v in trained} if mesh.size > 1 else {}
     largest = sorted([*trained, *frozen], key=count_variable_bytes, reverse=True)[:MOST_LISTED]
     rows = [f"    {v.path}: {count_variable_bytes(v):,} bytes; {reasons.get(id(v)) or explain_whole(v, mesh)}" for v in largest]
-    raise ValueError(
+    text = (
         f"{type(strategy).__name__} received shard={strategy.shard!r}, which saves nothing here: all weights of {name} lie whole "
         f"on every device. Freeze what is not to be trained before fit (layer.trainable = False, or layer.enable_lora(rank)) and take "
         f"several devices, or leave shard out.\n" + "\n".join(rows)
     )
+    if not strategy.has_cut:
+        raise ValueError(text)
+    warnings.warn(text, stacklevel=4)
 
 
 def explain_whole(variable: keras.Variable, mesh: DeviceMesh) -> str:

@@ -94,6 +94,8 @@ class OwningStrategy:
         self.deterministic = deterministic
         self.shard = shard
         """The part of the state that lies cut over the devices. None if all of it lies whole on each."""
+        self.has_cut = False
+        """Whether a training has had weights that lie cut."""
         self.owned = OwnedObjects()
         _strategies.add(self)
 

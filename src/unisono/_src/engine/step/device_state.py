@@ -177,12 +177,13 @@ class DeviceState:
         return {name: jax.ShapeDtypeStruct(shape[1:], dtype) for name, (shape, dtype) in self._layout.sums[phase]}
 
     def give_state(self) -> State:
-        """Hand out the newest state to a loop, on the lead.
+        """Hand out the newest state to a loop: on the lead, or on all devices if a part of it lies cut over them.
 
-        The arrays are remembered, so that `receive_state` knows them again.
+        The arrays are remembered, so that `receive_state` knows them again. JAX computes with arrays of one set of devices alone, as when
+        the user calls the model between two trainings.
         """
         if not self._lent:
-            self._lent = self._replace_stand_ins(self.lead_program_state)
+            self._lent = self._replace_stand_ins(self._state) if self._cut.places else self.lead_program_state
         return self._lent
 
     def forget(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import warnings
 from collections.abc import Collection, Mapping
 
@@ -64,8 +66,7 @@ class RunCheckpoint:
             return store.path(number)
         current_values = self.keras.values() | dict(values or {})
         encoded, state_arrays = encode_state(dict(states))
-        on_device = [name for name, value in current_values.items() if not isinstance(value, np.ndarray)]
-        copies = dict(zip(on_device, copy_on_device([current_values[name] for name in on_device]), strict=True))
+        copies = copy_donated(current_values)
         fingerprints = {name: self.keras.fingerprint(name) for name in self.keras.things}
         steps = get_step_count().steps
         record = run | (self._description or self.keras.describe()) | {"states": encoded, "steps": steps}
@@ -103,6 +104,16 @@ class RunCheckpoint:
     def assign_again(self, loaded: LoadedCheckpoint) -> None:
         """Assign the variables of a checkpoint that was just restored, once more."""
         self.keras.put(str(loaded.path), loaded.arrays)
+
+
+def copy_donated(values: Mapping[str, AnyArray]) -> dict[str, Array]:
+    """Copy the values whose memory a step may be given. No step is given that of weights that lie cut over devices."""
+    by_devices: dict[frozenset[jax.Device], list[str]] = collections.defaultdict(list)
+    for name, value in values.items():
+        if isinstance(value, jax.Array) and value.is_fully_replicated:
+            by_devices[frozenset(value.devices())].append(name)
+    copies = [zip(names, copy_on_device([values[name] for name in names]), strict=True) for names in by_devices.values()]
+    return dict(itertools.chain.from_iterable(copies))
 
 
 @jax.jit
