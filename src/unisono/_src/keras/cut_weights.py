@@ -57,7 +57,8 @@ def find_cut_places(model: keras.Model, strategy: OwningStrategy) -> frozenset[i
     """Find the places of weights in the state of training that lie cut if steps leave them unchanged."""
     if strategy.shard is None:
         return frozenset()
-    mesh, groups = get_mesh(strategy.placement.devices), group_variables(model)
+    mesh = get_mesh(strategy.placement.devices)
+    groups = group_variables(model)
     first = len(groups["trainable_variables"])
     return frozenset(first + n for n, v in enumerate(groups["non_trainable_variables"]) if can_be_cut(v, mesh))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -39,7 +38,7 @@ from unisono._src.engine.phases.schedule import Phase, Schedule
 from unisono._src.engine.phases.sizes import resize_twins
 from unisono._src.engine.phases.twins import Planned, Twins, check_sizes
 from unisono._src.programs.marks import REPLICA, is_marked
-from unisono._src.programs.operands import Atom, get_dtype, get_shape, get_type, list_variables
+from unisono._src.programs.operands import Atom, count_bytes, get_dtype, get_shape, get_type, list_variables
 from unisono._src.programs.private.jaxprs import bind
 from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import Array, PyTree, Shape
@@ -112,7 +111,7 @@ class PhasedStep:
     def list_gathered(self) -> list[tuple[str, int]]:
         """List the rows gathered in the step: (the reader's scopes, bytes)."""
         gathered = (variable for phase in self.phases for variable in phase.gathered if variable in self.analysis.gathered)
-        return [(self.analysis.gathered[v].layer, math.prod(get_shape(v)) * get_type(v).dtype.itemsize) for v in gathered]
+        return [(self.analysis.gathered[v].layer, count_bytes(v)) for v in gathered]
 
     def advance(self, stage: int, known: Values, totals: Sequence[Array]) -> list[Array]:
         """Compute the values `self.carries[stage]`.

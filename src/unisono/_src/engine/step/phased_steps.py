@@ -86,8 +86,8 @@ class PhasedCut:
 
     def list_gathered(self, phase: int, work: ShardWork) -> list[Array]:
         """List what a shard's work adds that is gathered rows."""
-        merged, gathered = len(self._phased.phases[phase].merged), len(self._phased.phases[phase].gathered)
-        return work.added[merged : merged + gathered]
+        plan = self._phased.phases[phase]
+        return work.added[len(plan.merged) :][: len(plan.gathered)]
 
     def prepare(self, phase: int, known: Known) -> list[Array]:
         return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])

@@ -79,12 +79,11 @@ class DigestStage:
 
         A loop keeps them apart: they must not change how the step is computed.
         """
-        first, arrays = len(end.gradients), [*end.gradients, *list_state_arrays(end.state)]
+        arrays = [*end.gradients, *list_state_arrays(end.state)]
+        cut_places = frozenset(len(end.gradients) + place for place in self._cut_places)
 
         def put(_: Array, digests: StepDigests) -> StepDigests:
-            return step_digests.put_step(
-                digests, number, arrays, end.loss, frozenset(first + place for place in self._cut_places)
-            )
+            return step_digests.put_step(digests, number, arrays, end.loss, cut_places)
 
         return [fori_loop(0, is_finished, put, one) for one in digests]
 
