@@ -57,6 +57,18 @@ def train_gpt2(_):
     return fit(keras_hub.models.GPT2CausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
 
 
+def train_llama(_):
+    """Two decoders with low-rank adapters, of which all else is frozen: on several devices it lies cut."""
+    import keras_hub
+
+    backbone = keras_hub.models.LlamaBackbone(
+        vocabulary_size=128, num_layers=2, num_query_heads=4, num_key_value_heads=2, hidden_dim=64, intermediate_dim=192
+    )
+    backbone.enable_lora(4)
+    x = {"token_ids": TOKENS, "padding_mask": TOKENS > 0}
+    return fit(keras_hub.models.LlamaCausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
+
+
 def train_qwen_moe(_):
     import keras_hub
 
@@ -125,7 +137,8 @@ def train_keras_tuner(strategy):
 if __name__ == "__main__":
     name, devices = sys.argv[1], int(sys.argv[2])
     keras.utils.set_random_seed(3)
-    strategy = un.MirroredStrategy(devices=devices, replicas=4) if devices > 1 else un.OneDeviceStrategy(replicas=4)
+    shard = "frozen" if name == "llama" and devices > 1 else None
+    strategy = un.MirroredStrategy(devices=devices, replicas=4, shard=shard) if devices > 1 else un.OneDeviceStrategy(replicas=4)
     warnings.simplefilter("ignore")
     with strategy.scope():
         model, losses = globals()[f"train_{name}"](strategy)

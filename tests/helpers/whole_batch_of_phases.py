@@ -35,8 +35,11 @@ def make_step(model):
     return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
-def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=()):
-    """The step in phases, for shards of these sizes; of their programs those that are not traced follow from one that is."""
+def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=(), frozen=(), cut=(), calls=None):
+    """The step in phases, for shards of these sizes; of their programs those that are not traced follow from one that is.
+
+    Of the state's arrays some may be frozen or lie cut. `calls` read them.
+    """
 
     def describe(rows):
         of_state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
@@ -46,10 +49,10 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=()):
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in traced or sorted(set(sizes), reverse=True)]
     inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
-    analysis = Analysis(twins[0], inputs, len(sizes), lambda scopes: local in scopes)
+    analysis = Analysis(twins[0], inputs, len(sizes), lambda scopes: local in scopes, frozen, cut)
     if traced:
         twins = [resize_twins(twins[0], size, analysis.list_in_shards()) for size in set(sizes)]
-    return PhasedStep(analysis, twins, sizes)
+    return PhasedStep(analysis, twins, sizes, frozen_calls=calls)
 
 
 def run_phased(phased, state, batch):

@@ -10,6 +10,7 @@ MODELS = {
     "vit": "keras_hub",
     "bert": "keras_hub",
     "gpt2": "keras_hub",
+    "llama": "keras_hub",
     "qwen_moe": "keras_hub",
     "clip": "keras_hub",
     "bayesflow": "bayesflow",

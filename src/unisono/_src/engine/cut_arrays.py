@@ -21,10 +21,19 @@ from unisono._src.engine.device_mesh import DeviceMesh
 from unisono._src.engine.digest import digest_on_host
 from unisono._src.kernels.native.step_calls import drop_cut_array, keep_cut_array
 from unisono._src.programs.private.device_arrays import list_blocks
-from unisono._src.typing import Array, Shape
+from unisono._src.typing import AnyArray, Array, Shape
 
 STAND_IN = jax.ShapeDtypeStruct((3,), np.int32)
 """What programs have in place of a cut array: its number, and its digest."""
+
+
+SMALLEST = 1 << 14
+"""Weights of fewer bytes stay whole: what they take is nothing beside an activation."""
+
+
+def is_large(array: AnyArray | jax.ShapeDtypeStruct) -> bool:
+    """Whether an array has enough bytes to be cut."""
+    return array.size * array.dtype.itemsize >= SMALLEST
 
 
 def read_digest(stand_in: Array) -> Array:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import keras
 
-from unisono._src.engine.cut_arrays import choose_sharding, lies_cut
+from unisono._src.engine.cut_arrays import SMALLEST, choose_sharding, lies_cut
 from unisono._src.engine.device_mesh import DeviceMesh, get_mesh
 from unisono._src.keras.ownership import OwningStrategy
 from unisono._src.keras.private.trainer_state import (
@@ -23,9 +23,6 @@ from unisono._src.keras.private.trainer_state import (
     list_model_variables,
     place_value,
 )
-
-SMALLEST = 1 << 14
-"""Weights of fewer bytes stay whole: what they take is nothing beside an activation."""
 
 MOST_LISTED = 8
 """The most weights that a message lists."""

@@ -33,6 +33,7 @@ class Analysis:
         inputs: Sequence[Kind],
         shards: int,
         is_local: IsLocal = is_in_layer,
+        frozen: Iterable[int] = (),
         cut: Iterable[int] = (),
     ) -> None:
         """Classify all values and equations.
@@ -42,7 +43,8 @@ class Analysis:
             inputs: The kinds of the inputs.
             shards: The number of shards that have rows.
             is_local: Whether scopes are those of a layer that normalizes the rows of its replica by themselves.
-            cut: The numbers of the inputs that lie cut over devices.
+            frozen: The numbers of large inputs that the step leaves as they are.
+            cut: Those of them that lie cut over devices.
         """
         self.twins = twins
         self._shards = shards
@@ -61,8 +63,8 @@ class Analysis:
         self._made_by = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
         self.plan = [self._classify(equation) for equation in twins.equations]
         self.plan = merge_smallest(twins, defer_merges(twins, self.plan, self.kinds), self.kinds)
-        self.assembly = Assembly(self.plan, {twins.inputs[number] for number in cut})
-        """Values that are put together where they are read."""
+        self.assembly = Assembly(self.plan, {twins.inputs[number] for number in frozen}, {twins.inputs[number] for number in cut})
+        """The frozen values, and how they are read."""
         self.returned = [v for one in twins.equations if is_marked(one.whole, OUTPUT) for v in one.whole.outvars]
         """The values that each replica returns."""
         for atom in twins.outputs:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 
 from unisono._src.engine.phases.analysis import Analysis
-from unisono._src.engine.phases.assembly import CutCalls
+from unisono._src.engine.phases.assembly import FrozenCalls
 from unisono._src.engine.phases.draws import DRAWS
 from unisono._src.engine.phases.kinds import (
     OPERATIONS,
@@ -78,7 +78,7 @@ class PhasedStep:
         twins: Iterable[Twins],
         sizes: Sequence[int],
         keeps_rows: bool = False,
-        cut_calls: CutCalls | None = None,
+        frozen_calls: FrozenCalls | None = None,
     ) -> None:
         """Schedule an analysed step.
 
@@ -87,12 +87,12 @@ class PhasedStep:
             twins: Those of each size of a shard.
             sizes: The rows of all shards that have some.
             keeps_rows: Whether rows that the step returns stay on the shards. Else they are gathered.
-            cut_calls: How programs read arrays that lie cut over devices, if there are any.
+            frozen_calls: How programs read frozen values. None where there are no kernels for it.
         """
         self.analysis = analysis
         self._assembly = analysis.assembly
         self.sizes = tuple(sizes)
-        self._cut_calls = cut_calls
+        self._frozen_calls = frozen_calls
         schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
@@ -129,15 +129,20 @@ class PhasedStep:
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
             operands = [self._read(atom, all_known, after) for atom in whole.invars]
-            after = bind(whole, operands)
-            made.update(zip(whole.outvars, after, strict=True))
+            results = [self._hold(variable, value) for variable, value in zip(whole.outvars, bind(whole, operands), strict=True)]
+            made.update(zip(whole.outvars, results, strict=True))
+            after = results if self._assembly.is_read_by(planned) else after
         return made
+
+    def _hold(self, variable: core.Var, value: Array) -> Array:
+        """Hold a value that is the same everywhere, if it has to do with frozen values."""
+        return self._frozen_calls.hold(value) if self._frozen_calls and variable in self._assembly.held else value
 
     def _read(self, atom: Atom, known: Mapping[core.Var, Array], after: Sequence[Array]) -> Array:
         """Read a value that is the same everywhere. It is put together after other arrays, if it lies cut."""
         if isinstance(atom, core.Literal):
             return atom.val
-        return self._assembly.read(atom, known, after, self._cut_calls) if self._cut_calls else known[atom]
+        return self._assembly.read(atom, known, after, self._frozen_calls) if self._frozen_calls else known[atom]
 
     def find_start(self, state: Sequence[Array]) -> Values:
         """Collect what is known before the step: constants and state."""
@@ -191,7 +196,12 @@ class PhasedStep:
             if isinstance(kind, Rows):  # gathered before
                 values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, place.row, size)
         done: Done = {}
+        held: set[core.Var] = set()
         for planned in phase.plan:
+            if self._frozen_calls and self._assembly.is_read_by(planned):
+                beside = [variable for variable in list_variables(planned.equation.whole.invars) if variable in values]
+                values |= {variable: self._frozen_calls.hold(values[variable]) for variable in beside if variable not in held}
+                held.update(beside)
             self._run_in_shard(planned, size, known, values, place, done)
             for variable in planned.equation.whole.outvars:
                 if variable in phase.kept:  # a later phase compares it with its maximum: no fusion may round it once more
@@ -208,7 +218,7 @@ class PhasedStep:
         twins = self._find_twins(size)
         shard = twins.equations[self._places[id(whole)]].shard
         bases = {merge.base: merge.operation for merge in planned.merges if merge is not None}
-        beside = [values[variable] for variable in list_variables(whole.invars) if variable in values] if self._cut_calls else []
+        beside = [values[variable] for variable in list_variables(whole.invars) if variable in values]
         operands: list[Array] = []
         for place, (atom, own) in enumerate(zip(whole.invars, shard.invars, strict=True)):
             layout = planned.layouts[place] if planned.layouts else None
@@ -266,12 +276,15 @@ class PhasedStep:
                 total = combine(merge.operation, [from_words(words, like) for words in total])
             base = self._bases.get(variable)
             total = total.astype(get_dtype(variable))
-            values[variable] = total if base is None else OPERATIONS[merge.operation](self._read(base, known, [total]), total)
+            if base is not None:
+                total = self._frozen_calls.hold(total) if self._frozen_calls and base in self._assembly else total
+                total = OPERATIONS[merge.operation](self._read(base, known, [total]), total)
+            values[variable] = total
         for variable in phase.gathered:
             values[variable] = from_words(next(left_over), get_type(variable))
         for variable in phase.left:
             values[variable] = next(left_over).astype(get_dtype(variable))
-        return values
+        return {variable: self._hold(variable, value) for variable, value in values.items()}
 
     def _layout_of(self, variable: core.Var) -> Layout:
         kind = self.analysis.kinds[variable]

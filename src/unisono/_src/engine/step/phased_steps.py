@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from unisono._src.engine.cut_arrays import is_large
 from unisono._src.engine.global_batch import GlobalBatch
 from unisono._src.engine.phases.analysis import Analysis
-from unisono._src.engine.phases.assembly import CutCalls
+from unisono._src.engine.phases.assembly import FrozenCalls
 from unisono._src.engine.phases.interpreter import Shares, run_shards
 from unisono._src.engine.phases.kinds import Everywhere, Kind, Layout, Local, Rows
 from unisono._src.engine.phases.replica_code import copy_for_replicas
@@ -32,6 +33,7 @@ from unisono._src.engine.step.traced_step import (
     StepFunction,
     TracedStep,
 )
+from unisono._src.kernels.native.library import load_kernels
 from unisono._src.kernels.native.step_calls import call_come_after, call_put_together
 from unisono._src.old_objects import spare_old_objects
 from unisono._src.placement import Placement
@@ -39,7 +41,7 @@ from unisono._src.programs.operands import get_shape, get_type, list_variables
 from unisono._src.typed_jax import jaxpr_as_fun, map_tree, optimization_barrier
 from unisono._src.typing import Array, PyTree
 
-CUT_CALLS = CutCalls(call_put_together, call_come_after)
+FROZEN_CALLS = FrozenCalls(call_put_together, call_come_after)
 
 
 class WholeStep:
@@ -142,6 +144,7 @@ class PhasedSteps:
         self._inputs = inputs
         self._lead = placement.lead
         self._has_one_replica = placement.replicas == 1
+        self._has_kernels = placement.lead.platform == "cpu" and load_kernels().level is not None
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
         self._traced: dict[Hashable, TracedStep] = {}
 
@@ -162,6 +165,17 @@ class PhasedSteps:
         program = self._trace(batch, batch.rows, state).program.jaxpr
         places = range(len(jax.tree.leaves(state)))
         return {place for place in places if program.outvars[place] is program.invars[place]}
+
+    def _list_frozen(self, batch: GlobalBatch, state: State) -> set[int]:
+        """List the places of large arrays that such steps leave as they are, on one device or cut over several.
+
+        What is trained never lies cut in the steps of a model. In loops all may be.
+        """
+        if not self._has_kernels:
+            return set()
+        leaves = jax.tree.leaves(state)
+        trained = 0 if self._function.is_of_replicas else len(state[0])
+        return {place for place in self.list_unchanged(batch, state) if place >= trained and is_large(leaves[place])}
 
     @spare_old_objects()
     def _make_cut(
@@ -209,7 +223,8 @@ class PhasedSteps:
         """Cut the step of a batch into shards of these sizes."""
         kinds = self._list_kinds(twins, batch, state)
         cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
-        analysis = Analysis(cut, kinds, len(sizes), cut=cut_places)
+        frozen = self._list_frozen(batch, state)
+        analysis = Analysis(cut, kinds, len(sizes), frozen=frozen, cut=cut_places)
         in_shards = analysis.list_in_shards()
         by_size: list[Twins] = []
         for size in set(sizes):
@@ -220,7 +235,7 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows, CUT_CALLS if cut_places else None)
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows, FROZEN_CALLS if frozen else None)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
