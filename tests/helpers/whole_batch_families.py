@@ -20,9 +20,11 @@ from trainings import Run, labels, rows, run
 from whole_batch_layers import (
     Capacity,
     Center,
+    CentredInTraining,
     Codebook,
     Doubled,
     Experts,
+    OfOneReplica,
     OverRows,
     Quantized,
     Queue,
@@ -101,6 +103,20 @@ class TwoTowers(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         found = ops.argmax(y_pred, -1) == ops.arange(ops.shape(y_pred)[0])
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"found": ops.mean(ops.cast(found, "float32"))}
+
+
+class Pairs(keras.Model):
+    """A table of pairs and its transpose, as outputs; compiled losses compare them with the numbers of the rows in their batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = [net(8, 8, 4), net(8, 8, 4)]
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        first, second = (ops.normalize(tower(x[key]), axis=-1) for tower, key in zip(self.towers, ("ask", "say"), strict=True))
+        logits = first @ ops.transpose(second) / 0.2
+        return {"ask": logits, "say": ops.transpose(logits)}
 
 
 def follow(net: keras.Model, leader: keras.Model, momentum: float = 0.9) -> None:
@@ -255,11 +271,15 @@ def of_layer(layer: Callable[[], Any]) -> Family:
 
 
 VIEWS = {"first": X, "second": X + 0.3 * OTHERS}
+ASKED, PLACES = {"ask": X, "say": X + OTHERS}, np.arange(ROWS) % BATCH
 SHORT = X[:, : gans.SIZE]
 
 FAMILIES = {
     "simclr": Family(SimClr, by(adam), (X,)),
-    "two towers": Family(TwoTowers, by(adam), ({"ask": X, "say": X + OTHERS},)),
+    "two towers": Family(TwoTowers, by(adam), (ASKED,)),
+    "tables of pairs": Family(
+        Pairs, by(adam, loss={"ask": SPARSE, "say": SPARSE}, metrics={"ask": "accuracy"}), (ASKED, {"ask": PLACES, "say": PLACES})
+    ),
     "barlow twins": of_loss(losses.barlow_twins),
     "hardest triplets": of_loss(losses.hardest_triplets),
     "dice": of_loss(losses.dice, adam, metrics=["accuracy"]),
@@ -283,6 +303,8 @@ FAMILIES = {
     "queue and largest": of_layer(Queue),
     "quantization": of_layer(Quantized),
     "renewed mean": of_layer(Renewed),
+    "centred in training": of_layer(CentredInTraining),
+    "of one replica": of_layer(OfOneReplica),
     "doubled until large": of_layer(Doubled),
     "moco": Family(Moco, by(loss=SPARSE, metrics=["accuracy"]), (VIEWS, ZEROS)),
     "dino": Family(Dino, by(adam), (VIEWS,)),

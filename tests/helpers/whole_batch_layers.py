@@ -106,6 +106,24 @@ class Renewed(L.Layer):
         return x - self.mean
 
 
+class CentredInTraining(L.Layer):
+    """Rows that see each other in training alone."""
+
+    def call(self, x, training=False):
+        return x - ops.mean(x, axis=0) if training else x
+
+
+class OfOneReplica(L.Layer):
+    """Scales of the rows, whose rule asks for the sum of the first replica's."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False, aggregation="only_first_replica")
+
+    def call(self, x):
+        self.scale.assign(0.9 * self.scale + ops.sum(ops.stop_gradient(x) ** 2, axis=0))
+        return x / ops.sqrt(self.scale)
+
+
 class Capacity(L.Layer):
     """Experts that take the first rows alone of those that want them."""
 
