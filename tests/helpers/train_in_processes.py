@@ -159,6 +159,16 @@ class Made(keras.utils.PyDataset):
             yield self[index]
 
 
+class Uncounted(Made):
+    """A source that cannot say its length once training has begun, in the last process."""
+
+    @property
+    def num_batches(self):
+        if self.made and strategies[0].cluster.process:
+            raise OSError("the index is gone")
+        return self.length
+
+
 class Changing(Made):
     """Batches that are other ones in each epoch."""
 
@@ -253,7 +263,7 @@ def faults(strategy, spec):
     me, (x, y) = strategy.cluster.process, data("dense", 12)
     of_another_structure = [(x, y), (x, y), (x,)] if me == 0 else [(x, y)] * 3
     sources = [Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure), Made(fails=0)]
-    sources += [iter([(x, y)[: 2 - me]]), Made(rng=np.random, undrawn=(0, 1))]
+    sources += [iter([(x, y)[: 2 - me]]), Made(rng=np.random, undrawn=(0, 1)), Uncounted()]
     found = []
     for source in sources:
         batches = iter(strategy.distribute_dataset(source))

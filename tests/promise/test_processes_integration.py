@@ -116,6 +116,10 @@ def test_a_source_that_fails_in_one_process_fails_in_all():
     assert first[0][1:] == ["AgreementError", "Process 1 cannot read batch 4 of pass 0: KeyError: 'of the source'"]
     assert second[0][1:] == ["KeyError", "'of the source'"]
     assert [of_process[4][1] for of_process in (first, second)] == ["KeyError", "AgreementError"], "the first batch, in both"
+    assert [of_process[7][1:] for of_process in (first, second)] == [
+        ["OSError", "Process 1 cannot read batch 0 of pass 0: OSError: the index is gone"],
+        ["OSError", "the index is gone"],
+    ]
     for number, said in (
         (
             1,

@@ -188,10 +188,10 @@ def take(reader: Iterator[Numbered], source: Readable | None = None) -> Answer:
     try:
         with get_activity().report_busy("reading a batch"):
             item = next(reader, None)
-    except Exception as error:  # of the source; all processes raise it
+        batch = None if item is None else item[1]
+        return Answer(batch) if source is None else Answer(batch, facts=list(describe_first(batch, source)))
+    except Exception as error:  # of the source, which is also asked for its number of batches; all processes raise it
         return Answer(error=error)
-    batch = None if item is None else item[1]
-    return Answer(batch) if source is None else Answer(batch, facts=list(describe_first(batch, source)))
 
 
 def take_undrawn(reader: Iterator[Numbered], position: Position) -> Answer:
