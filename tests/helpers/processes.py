@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import quick_compiling
@@ -63,6 +63,16 @@ def train(devices: int, replicas: int, families: list[str], **options: Any) -> d
     done = python(str(HERE / "train_and_print.py"), json.dumps(spec))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def wait_for_all(processes: Sequence[subprocess.Popen[str]], limit: float) -> list[tuple[str, str]]:
+    """Wait until all processes end, and return what each has written: (output, errors). None is left."""
+    try:
+        return [process.communicate(timeout=limit) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ python train_in_processes.py '[{"check": "loop", "replicas": 8}]'        unisono
 The first entry may say what holds for the process: its cores.
 """
 
+import functools
 import json
 import os
 import signal
@@ -133,13 +134,14 @@ def lengths(strategy, spec):
 class Made(keras.utils.PyDataset):
     """Batches of a source that says which it has made."""
 
-    def __init__(self, draws=False, turned=0, length=6, fails=None, **options):
+    def __init__(self, rng=None, undrawn=(), turned=0, length=6, fails=None, **options):
         super().__init__(**options)
-        self.length, self.fails = length, fails
+        self.length, self.fails = np.int64(length), fails
         self.rows, self.made = [np.roll(array, turned, axis=0) for array in data("dense", 67)], []
-        self.rng = np.random.default_rng(0) if draws else None
+        self.rng, self.undrawn = rng, undrawn
 
-    def __len__(self):
+    @property
+    def num_batches(self):
         return self.length
 
     def __getitem__(self, index):
@@ -147,11 +149,31 @@ class Made(keras.utils.PyDataset):
         if index == self.fails:
             raise KeyError("of the source")
         x, y = (array[12 * index : 12 * index + 12] for array in self.rows)
-        return (x, y) if self.rng is None else (x + self.rng.standard_normal(x.shape).astype("float32"), y)
+        if self.rng is None or index in self.undrawn:
+            return x, y
+        drawn = self.rng.standard_normal(x.shape).astype("float32")
+        return (x + drawn if index or self.rng is not np.random else x), y  # a global draw shows in its generator
 
     def generate(self):
-        for index in range(len(self)):
+        for index in range(self.length):
             yield self[index]
+
+
+class Uncounted(Made):
+    """A source that cannot say its length once training has begun, in the last process."""
+
+    @property
+    def num_batches(self):
+        if self.made and strategies[0].cluster.process:
+            raise OSError("the index is gone")
+        return self.length
+
+
+class Changing(Made):
+    """Batches that are other ones in each epoch."""
+
+    def on_epoch_end(self):
+        self.rows = [np.roll(array, 7, axis=0) for array in self.rows]
 
 
 class Passes:
@@ -164,9 +186,13 @@ class Passes:
         return self.made.generate()
 
 
-def fit_made(strategy, made, loop):
+def fit_made(strategy, made, loop, epochs=2, **options):
     loop.model.compile("sgd", crossentropy())
-    loop.model.fit(made, epochs=2, verbose=0)
+    loop.model.fit(made, epochs=epochs, verbose=0, **options)
+
+
+fit_in_order = functools.partial(fit_made, shuffle=False)
+fit_in_mid_pass = functools.partial(fit_made, epochs=3, steps_per_epoch=2)
 
 
 def fit_generated(strategy, made, loop):
@@ -211,7 +237,9 @@ def loop_resumed(strategy, made, loop):
 SOURCES = {
     "dataset": (fit_made, {}),
     "workers": (fit_made, {"workers": 2}),
-    "draws": (fit_made, {"draws": True}),
+    "draws": (fit_made, {"rng": np.random.default_rng(0)}),
+    "global draws": (fit_in_order, {"rng": np.random}),
+    "changes": (fit_in_mid_pass, {"kind": Changing}),
     "generator": (fit_generated, {}),
     "passes": (loop_over_passes, {}),
     "pipelines": (loop_over_pipelines, {}),
@@ -224,7 +252,7 @@ def sources(strategy, spec):
     found, batches = {}, {}
     for kind in spec["kinds"]:
         train, options = SOURCES[kind]
-        made, loop = Made(**options), Loop(strategy)
+        made, loop = options.pop("kind", Made)(**options), Loop(strategy)
         found[kind] = [train(strategy, made, loop), un.fingerprint(loop.model)]
         batches[kind] = made.made
     return found, batches
@@ -234,8 +262,10 @@ def faults(strategy, spec):
     """What is said of sources that fail, or differ between processes, and the batches before that."""
     me, (x, y) = strategy.cluster.process, data("dense", 12)
     of_another_structure = [(x, y), (x, y), (x,)] if me == 0 else [(x, y)] * 3
+    sources = [Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure), Made(fails=0)]
+    sources += [iter([(x, y)[: 2 - me]]), Made(rng=np.random, undrawn=(0, 1)), Uncounted()]
     found = []
-    for source in (Made(fails=4), Made(length=6 + me), Made(turned=me), iter(of_another_structure), Made(fails=0)):
+    for source in sources:
         batches = iter(strategy.distribute_dataset(source))
         try:
             found.append([sum(1 for _ in batches), "", ""])

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from processes import HERE, environment, free_port
+from processes import HERE, environment, free_port, wait_for_all
 from sizes import slow
 from train_under_launcher import check_bits
 from unisono._src.processes.environments.connect import has_certificates
@@ -69,12 +69,7 @@ def test_a_process_without_a_certificate_is_kept_out(tmp_path, shown):
     port, ours = free_port(), make_certificates(folders[0])
     theirs = {} if shown == "nothing" else make_certificates(folders[1])
     processes = [start(port, process, certificates) for process, certificates in enumerate([ours, theirs])]
-    try:
-        done = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    done = wait_for_all(processes, LIMIT)
     assert [process.returncode for process in processes] == [1, 1]
     assert [out for out, _ in done] == ["", ""]
     lines = [err.splitlines()[-1] for _, err in done]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from processes import environment, free_port
+from processes import environment, free_port, wait_for_all
 from sizes import slow, thorough
 
 pytestmark = pytest.mark.processes
@@ -44,12 +44,7 @@ def started(*words: str, **extra: str) -> subprocess.Popen[str]:
 
 
 def results(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
-    try:
-        done = [process.communicate(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    done = wait_for_all(processes, LIMIT)
     for process, (_, err) in zip(processes, done, strict=True):
         assert process.returncode == 0, err[-3000:]
     return [[line for line in out.splitlines() if not line.startswith("[Gloo]")] for out, _ in done]

@@ -20,7 +20,7 @@ GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for nam
 EAGER = {"check": "eager", "replicas": 4}
 DEALT_OUT = {"check": "dealt_out", "replicas": 8}
 SOURCES = {"check": "sources", "replicas": 4, "kinds": ["dataset", "passes"]}
-MORE_SOURCES = SOURCES | {"kinds": ["workers", "draws", "generator", "pipelines", "resumed"]}
+MORE_SOURCES = SOURCES | {"kinds": ["workers", "draws", "global draws", "changes", "generator", "pipelines", "resumed"]}
 MESSAGES = {"messages": True}
 """Sums are sent as messages, as between machines, and not through memory."""
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
@@ -101,8 +101,9 @@ def test_batches_that_one_process_makes_for_all_train_to_the_bits_of_one():
     found = printed(done.stdout.splitlines(), 2)
     for of_process in found:
         assert [bits for bits, _ in of_process] == [bits for bits, _ in alone]
-    drawn = [of_process[0][1]["draws"] for of_process in found]
-    assert drawn == [alone[0][1]["draws"], drawn[1][:2]], "process 0 draws what a single process draws"
+    for kind in ("draws", "global draws", "changes"):
+        made = [of_process[0][1][kind] for of_process in found]
+        assert made == [alone[0][1][kind], made[1][:3]], "process 0 makes what a single process makes"
 
 
 @pytest.mark.slow
@@ -115,6 +116,10 @@ def test_a_source_that_fails_in_one_process_fails_in_all():
     assert first[0][1:] == ["AgreementError", "Process 1 cannot read batch 4 of pass 0: KeyError: 'of the source'"]
     assert second[0][1:] == ["KeyError", "'of the source'"]
     assert [of_process[4][1] for of_process in (first, second)] == ["KeyError", "AgreementError"], "the first batch, in both"
+    assert [of_process[7][1:] for of_process in (first, second)] == [
+        ["OSError", "Process 1 cannot read batch 0 of pass 0: OSError: the index is gone"],
+        ["OSError", "the index is gone"],
+    ]
     for number, said in (
         (
             1,
@@ -122,6 +127,14 @@ def test_a_source_that_fails_in_one_process_fails_in_all():
         ),
         (2, r"Batch 0 of pass 0 has other rows in process 1 than in process 0"),
         (3, r"Batch 2 of pass 0 has the structure .* every batch must have the same structure"),
+        (
+            5,
+            r"Batch 0 of pass 0 has the structure .*\(\*, \*\).* in process 0, and .*\(\*,\).* in process 1\. Every process is given",
+        ),
+        (
+            6,
+            r"draws from a global generator, .*, as it makes batch 2 of pass 0, and did not draw for the first batch .*Or give batches",
+        ),
     ):
         for of_process in (first, second):
             assert re.search(said, of_process[number][2]), of_process[number]

@@ -455,6 +455,16 @@ def test_a_map_dataset_of_grain_begins_at_any_batch():
         assert sorted(read) == list(range(start, 12, step))
 
 
+@pytest.mark.compat
+@pytest.mark.parametrize("leave_out", ["filter", "map after filter"])
+def test_a_map_dataset_of_grain_that_leaves_out_batches_is_a_stream(leave_out):
+    """Its indices count what nobody gets."""
+    grain = pytest.importorskip("grain")
+    dataset = grain.MapDataset.range(40).batch(10).filter(lambda batch: bool(batch[0] % 20))
+    dataset = dataset.map(np.negative) if leave_out == "map after filter" else dataset
+    assert not indexed_reading.has_index(make_adapter(dataset, None, None))
+
+
 def test_a_dataset_that_changes_in_the_middle_of_a_pass_is_warned_of(tmp_path):
     model = model_on(on(1, 4))
     fit_some = lambda rows, **options: model.fit(rows, verbose=0, callbacks=[Backup(tmp_path / "b")], **options)

@@ -218,6 +218,14 @@ def test_what_cannot_be_told_is_refused(make, arguments, message):
         STRATEGY.memory(make(STRATEGY), **{"batch_size": 16, **arguments})
 
 
+def test_a_platform_that_tells_nothing_of_programs_is_named(monkeypatch):
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda compiled: None)
+    with pytest.raises(
+        RuntimeError, match=r"XLA does not tell the memory of a program for cpu, .* start the program with JAX_PLATFORMS=cpu"
+    ):
+        STRATEGY.memory(make_wide(STRATEGY), 16, replicas=[4])
+
+
 def test_labels_of_another_shape_are_to_be_given():
     model = make_wide(STRATEGY, loss=lambda y, p: keras.losses.mean_squared_error(keras.ops.reshape(y, (-1, 1, 2)), p))
     with pytest.raises(ValueError) as error:  # noqa: PT011  # of JAX; the note is ours

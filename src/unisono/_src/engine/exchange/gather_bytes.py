@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unisono._src import typed_jax
 from unisono._src.engine.device_mesh import AXIS
 from unisono._src.engine.exchange.collectives import find_own_data
-from unisono._src.engine.exchange.shared_memory import LINE, Memory, SharedMemory, open_shared_memory, round_up
+from unisono._src.engine.exchange.shared_memory import LINE, Memory, SharedMemory, count_room, open_shared_memory, round_up
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.processes.agreement import get_agreement
@@ -59,7 +59,7 @@ class SharedBytes:
     def __call__(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         shared = self._shared
         self._half = 1 - self._half
-        size = count_bytes(parts)
+        size = count_room(part.nbytes for part in parts)
         shared.own.words[self._half] = size
         if size <= self._room:
             write_parts(parts, self._view(shared.own))
@@ -96,7 +96,7 @@ class SentBytes:
 
     def __call__(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         own_size = np.zeros(self._count, np.uint32)
-        own_size[self._number] = count_bytes(parts)
+        own_size[self._number] = count_room(part.nbytes for part in parts)
         ends = [0, *itertools.accumulate(self._total(own_size).tolist())]
         words = np.zeros(max(SMALLEST, 1 << (ends[-1] // 4).bit_length()), np.uint32)
         write_parts(parts, words.view(np.uint8)[ends[self._number] :])
@@ -115,11 +115,6 @@ class SentBytes:
 
 def add_over_processes(words: Array) -> Array:
     return typed_jax.psum(words[0], AXIS)
-
-
-def count_bytes(parts: Sequence[np.ndarray]) -> int:
-    """Count the bytes of parts, each of which begins at a line of memory."""
-    return sum(round_up(part.nbytes) for part in parts)
 
 
 def write_parts(parts: Sequence[np.ndarray], target: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import pathlib
 import platform
 import secrets
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -135,6 +136,11 @@ def open_memory(process: int, descriptor: int, token: int) -> Memory | None:
     finally:
         os.close(opened)
     return memory if memory.token[0] == token else None
+
+
+def count_room(sizes: Iterable[int]) -> int:
+    """Count the bytes of arrays of these sizes behind one another. Each begins at a line of memory."""
+    return sum(map(round_up, sizes))
 
 
 def round_up(size: int) -> int:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from unisono._src.engine.exchange.protocol import SumDescription
-from unisono._src.engine.exchange.shared_memory import LINE, Memory, SharedMemory, round_up
+from unisono._src.engine.exchange.shared_memory import LINE, Memory, SharedMemory, count_room, round_up
 from unisono._src.engine.packing import PackedTree
 from unisono._src.placement import split_evenly
 from unisono._src.processes.activity import get_activity
@@ -82,7 +82,7 @@ class SharedSum:
         key = description.leaves, description.nodes, tuple((name, leaf.shape, leaf.dtype) for name, leaf in like.items())
         if key not in self._views:
             slots = max(map(len, description.nodes))
-            size = (slots + 1) * count_bytes(like)
+            size = (slots + 1) * count_room(map(measure, like.values()))
             if size > self._shared.size:
                 self._shared.enlarge_room(size, "A sum")
                 self._views = {}
@@ -107,10 +107,10 @@ class SharedSum:
 
 def view_tree(memory: Memory, place: int, like: Like) -> PackedTree:
     """View one of several trees that lie behind one another."""
-    start = place * count_bytes(like)
+    start = place * count_room(map(measure, like.values()))
     tree: dict[str, np.ndarray] = {}
     for name, leaf in like.items():
-        size = leaf.size * leaf.dtype.itemsize
+        size = measure(leaf)
         tree[name] = memory.room[start : start + size].view(leaf.dtype)
         start += round_up(size)
     return cast(PackedTree, tree)  # XLA reads it in place
@@ -122,8 +122,8 @@ def write_tree(place: PackedTree, tree: PackedTree) -> None:
         np.copyto(np.asarray(place[name]), np.asarray(array))
 
 
-def count_bytes(like: Like) -> int:
-    return sum(round_up(leaf.size * leaf.dtype.itemsize) for leaf in like.values())
+def measure(leaf: jax.ShapeDtypeStruct) -> int:
+    return leaf.size * leaf.dtype.itemsize
 
 
 def cut_lines(length: int, itemsize: int, parts: int) -> list[slice]:

@@ -53,7 +53,10 @@ def measure_step(
     kept = sum(count_layout(*array) for _, phases in layout.kept for of_phase in phases for array in of_phase)
     program = compiled.memory_analysis()
     if program is None:
-        raise NotImplementedError("XLA does not tell the memory of programs on this platform. On CPU and GPU it does.")
+        raise RuntimeError(
+            f"XLA does not tell the memory of a program for {jax.default_backend()}, which strategy.memory and unisono memory read. It does on CPU "
+            f"and GPU: start the program with JAX_PLATFORMS=cpu. The table is then of CPU devices, whose programs need other temporary memory."
+        )
     temporary, results = program.temp_size_in_bytes, program.output_size_in_bytes - program.alias_size_in_bytes
     return StepMemory(sums - gathered, gathered, kept, count_bytes(inputs) // devices, temporary, results, cut_places)
 

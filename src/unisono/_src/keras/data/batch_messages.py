@@ -39,11 +39,14 @@ def write_answer(answer: Answer) -> list[np.ndarray]:
 
 
 def read_answer(message: np.ndarray, structure: jax.tree_util.PyTreeDef | None, position: Position, process: int) -> Answer:
-    """Read what `write_answer` has written in another process. `structure` is that of all batches."""
+    """Read what `write_answer` has written in another process.
+
+    `structure` is that of all batches. A first batch with other arrays is left out: its facts say more of it.
+    """
     length = int(message[:8].view(np.int64)[0])
     header = json.loads(message[LINE : LINE + length].tobytes())
     error = None if header["error"] is None else make_error(header["error"], position, process)
-    if header["leaves"] is None or structure is None:
+    if header["leaves"] is None or structure is None or structure.num_leaves != len(header["leaves"]):
         return Answer(None, error, header["facts"])
     start = LINE + round_up(length)
     leaves: list[BatchArray] = []

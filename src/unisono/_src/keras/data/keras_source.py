@@ -112,11 +112,12 @@ class KerasSource(ReadSource):
         if isinstance(adapter, PyDatasetAdapter) and indexed_reading.changes_at_begin(adapter.py_dataset):
             return {}
         rows = get_array_order(adapter)[0] if isinstance(adapter, ArrayDataAdapter) else None
-        return {what: count for what, count in (("batches", adapter.num_batches), ("rows", rows)) if count is not None}
+        return {what: count for what, count in (("batches", self.num_batches), ("rows", rows)) if count is not None}
 
     @property
     def num_batches(self) -> int | None:
-        return self._adapter.num_batches
+        count = self._adapter.num_batches
+        return None if count is None else int(count)  # a PyDataset may count by NumPy, whose integers are not of JSON
 
     @property
     def batch_size(self) -> int | None:
@@ -145,12 +146,15 @@ def makes_batches_here(adapter: DataAdapter) -> bool:
     return isinstance(adapter, PyDatasetAdapter) and adapter.enqueuer is None
 
 
-def as_source(adapter: DataAdapter, placement: Placement, order: RowOrder) -> Source:
-    """Make a source of what a call of `fit` reads. A distributed dataset is one."""
+def as_source(adapter: DataAdapter, placement: Placement, order: RowOrder, are_passes: bool = True) -> Source:
+    """Make a source of what a call of `fit` reads. A distributed dataset is one.
+
+    `are_passes`: whether each epoch is a pass. Else a dataset may change in the middle of a pass, and no batch is made long before its step.
+    """
     if isinstance(adapter, Source):
         return adapter
     source = KerasSource(adapter, placement.replicas > 1, order)
-    source.share(placement)
+    source.share(placement, in_turns=are_passes or not source.changes_with_epochs)
     return source
 
 

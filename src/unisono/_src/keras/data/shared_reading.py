@@ -22,6 +22,7 @@ from unisono._src.engine.exchange.gather_bytes import get_byte_gatherer
 from unisono._src.engine.global_batch import Position, as_global_batch, is_batch_array
 from unisono._src.engine.observers.process_comparison import WHOLE_DATA, check_same_rows, describe_position
 from unisono._src.keras.data.batch_messages import Answer, read_answer, write_answer
+from unisono._src.keras.data.source_warnings import read_states
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.typing import PyTree
@@ -36,10 +37,11 @@ class FirstFacts(NamedTuple):
     has_batch: bool
     batches: int | None
     """The number of batches in a pass, if it is known."""
+    structure: str
     digest: int
     has_index: bool
     draws: bool = False
-    """Whether the batch is another one when it is made again."""
+    """Whether numbers are drawn for the batch. It may then be another one when it is made again."""
 
 
 class Readable(Protocol):
@@ -83,12 +85,12 @@ def get_wire(placement: Placement) -> Wire:
 class SharedReading:
     """The reading of one source by the processes of a placement."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, in_turns: bool = True) -> None:
         self._placement = placement
         self._structure: jax.tree_util.PyTreeDef | None = None
         """The structure of all batches; None before the first."""
-        self._takes_turns = True
-        """Whether a batch is the same when it is made again. Then it may depend on its number alone."""
+        self._takes_turns = in_turns
+        """Whether a batch seems to depend on its number alone, so that any process may make it, at any time."""
 
     @property
     def _wire(self) -> Wire:
@@ -104,7 +106,9 @@ class SharedReading:
         wire, only_first = self._wire, slice(start, start + 1, 1)
         own = take_first(source, pass_, only_first)
         if own.error is None and wire.number == wire.processes - 1:  # process 0 makes it once, as a single process does
-            own = own._replace(facts=[*own.facts[:-1], take_first(source, pass_, only_first).facts != own.facts])
+            before = read_states()
+            again = take_first(source, pass_, only_first)
+            own = own._replace(facts=[*own.facts[:-1], again.facts != own.facts or read_states() != before])
         first = self._swap_first(own, (pass_, start))
         if first is None:
             return
@@ -142,7 +146,8 @@ class SharedReading:
                 raise answer.error
         facts = [FirstFacts(*answer.facts) for answer in answers]
         refuse_other_lengths(facts, position)
-        self._takes_turns = facts[0].has_index and not any(one.draws for one in facts)
+        refuse_other_structures(facts, position)
+        self._takes_turns &= facts[0].has_index and not any(one.draws for one in facts)
         compare = check_same_rows if self._takes_turns or not wire.has_carried_stream else warn_of_other_rows
         compare(np.array([(*position, one.digest) for one in facts]))
         wire.has_carried_stream |= not self._takes_turns
@@ -152,7 +157,8 @@ class SharedReading:
         """Read batches from `begin` on. In each round each of the first `readers` processes makes one."""
         try:
             for base in itertools.count(begin, readers):
-                own = self._check_structure(take(reader), (pass_, base + self._wire.number))
+                position = (pass_, base + self._wire.number)
+                own = self._check_structure(take(reader) if readers == 1 else take_undrawn(reader, position), position)
                 answers = self._wire.swap(own, self._structure, lambda process, base=base: (pass_, base + process))[:readers]
                 for number, answer in enumerate(answers, base):
                     if answer.error is not None:
@@ -182,10 +188,26 @@ def take(reader: Iterator[Numbered], source: Readable | None = None) -> Answer:
     try:
         with get_activity().report_busy("reading a batch"):
             item = next(reader, None)
-    except Exception as error:  # of the source; all processes raise it
+        batch = None if item is None else item[1]
+        return Answer(batch) if source is None else Answer(batch, facts=list(describe_first(batch, source)))
+    except Exception as error:  # of the source, which is also asked for its number of batches; all processes raise it
         return Answer(error=error)
-    batch = None if item is None else item[1]
-    return Answer(batch) if source is None else Answer(batch, facts=list(describe_first(batch, source)))
+
+
+def take_undrawn(reader: Iterator[Numbered], position: Position) -> Answer:
+    """Take the next batch where processes take turns. Global draws for it are an error, since one process alone would draw other numbers."""
+    before = read_states()
+    own = take(reader)
+    if own.batch is None or read_states() == before:
+        return own
+    return Answer(
+        error=ValueError(
+            f"The dataset draws from a global generator, np.random or random, as it makes {describe_position(position)}, and did not draw for the "
+            f"first batch of this pass. So processes take turns to make its batches, and would draw other numbers than one process does. Draw "
+            f"from a generator that the number of the batch seeds, in __getitem__: np.random.default_rng((seed, index)). Or give batches that "
+            f"process 0 reads for all, as a generator: (dataset[index] for index in range(len(dataset)))."
+        )
+    )
 
 
 def take_first(source: Readable, pass_: int, only_first: slice) -> Answer:
@@ -198,14 +220,13 @@ def take_first(source: Readable, pass_: int, only_first: slice) -> Answer:
 
 
 def describe_first(batch: PyTree, source: Readable) -> FirstFacts:
-    """Describe a first batch for the comparison: its structure, dtypes and rows by a digest of 31 bits."""
+    """Describe a first batch for the comparison: its dtypes and rows by a digest of 31 bits."""
     if batch is None:
-        return FirstFacts(False, source.num_batches, 0, source.has_index)
+        return FirstFacts(False, source.num_batches, "", 0, source.has_index)
     whole = as_global_batch(batch, is_cut=False)
     arrays = [(leaf.shape, str(leaf.source.dtype)) for leaf in whole.leaves]
-    return FirstFacts(
-        True, source.num_batches, zlib.crc32(f"{whole.structure} {arrays}".encode(), whole.digest) >> 1, source.has_index
-    )
+    digest = zlib.crc32(str(arrays).encode(), whole.digest) >> 1
+    return FirstFacts(True, source.num_batches, str(whole.structure), digest, source.has_index)
 
 
 def close_reader(reader: Iterator[Numbered]) -> None:
@@ -235,6 +256,16 @@ def refuse_other_lengths(facts: Sequence[FirstFacts], position: Position) -> Non
         said = [describe_length(*lengths[process]) for process in (0, other)]
         raise ValueError(
             f"At {describe_position(position)} process 0 has {said[0]}, and process {other} {said[1]}: their data have other lengths. {WHOLE_DATA}"
+        )
+
+
+def refuse_other_structures(facts: Sequence[FirstFacts], position: Position) -> None:
+    """Refuse processes whose first batches are other trees."""
+    other = next((process for process, one in enumerate(facts) if one.structure != facts[0].structure), None)
+    if other is not None:
+        raise ValueError(
+            f"{describe_position(position).capitalize()} has the structure {facts[0].structure} in process 0, and {facts[other].structure} in "
+            f"process {other}. {WHOLE_DATA}"
         )
 
 

@@ -134,10 +134,13 @@ class ReadSource(Source):
         """Note that a batch of this pass was read."""
         self.order.note_pass(pass_)
 
-    def share(self, placement: Placement) -> None:
-        """Share the reading with the other processes of a placement, if there are any and batches have to be made."""
+    def share(self, placement: Placement, in_turns: bool = True) -> None:
+        """Share the reading with the other processes of a placement, if there are any and batches have to be made.
+
+        `in_turns`: whether processes may make batches before those ahead of them are trained on, where there is an index.
+        """
         self.is_shared = placement.processes is not None and not self.is_at_hand
-        self._shared = SharedReading(placement) if self.is_shared else None
+        self._shared = SharedReading(placement, in_turns) if self.is_shared else None
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         read = self._read_pass(start)

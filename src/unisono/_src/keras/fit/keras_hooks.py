@@ -170,8 +170,10 @@ class TrainerHooks:
     def _adapt_loop(self, iterator: KerasObject) -> None:
         """Put our adapter into the iterator of a loop that begins."""
         refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
-        replace_adapter(iterator, lambda adapter: as_source(adapter, self._strategy.placement, self._bond.order))
         epochs = EpochSteps(iterator)
+        replace_adapter(
+            iterator, lambda adapter: as_source(adapter, self._strategy.placement, self._bond.order, epochs.are_passes)
+        )
         self._strategy.check_alike({"the number of steps of an epoch": epochs.steps})
         self._bond.note_epochs(epochs)
         self._grouping.group_steps(iterator, epochs)

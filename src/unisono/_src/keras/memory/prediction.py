@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import keras
-import numpy as np
 
 from unisono._src.engine.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.engine.step.memory import StepMemory
 from unisono._src.keras.checks.jax_errors import explain_step_errors
-from unisono._src.keras.cut_weights import find_cut_places
+from unisono._src.keras.cut_weights import count_variable_bytes, find_cut_places
 from unisono._src.keras.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras.memory.report import DeviceMemory, MemoryChoice, MemoryReport
 from unisono._src.keras.private.trainer_state import STATE_NAMES, group_variables
@@ -78,9 +76,7 @@ def join_memory(model: keras.Model, step: StepMemory, devices: Sequence[jax.Devi
 
 def count_by_device(variables: Sequence[keras.Variable], devices: Sequence[jax.Device]) -> dict[jax.Device, int]:
     """Count the bytes of variables on each device. Every device has all of them."""
-    described = map(describe_variable, variables)
-    total = sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in described)
-    return dict.fromkeys(devices, total)
+    return dict.fromkeys(devices, sum(map(count_variable_bytes, variables)))
 
 
 def describe_variable(variable: keras.Variable) -> PyTree:

@@ -90,8 +90,19 @@ def get_tf_dataset(adapter: data_adapters.TFDatasetAdapter) -> UserObject:
 
 
 def is_map_dataset(adapter: object) -> TypeGuard[data_adapters.GrainDatasetAdapter]:
-    """Whether an adapter reads a `grain.MapDataset`, whose batches have an index."""
-    return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
+    """Whether an adapter reads a `grain.MapDataset` whose batches have an index.
+
+    One that leaves out batches is a stream: its indices count those, too.
+    """
+    if not isinstance(adapter, data_adapters.GrainDatasetAdapter):
+        return False
+    return hasattr(adapter._dataset, "__getitem__") and not leaves_out_elements(adapter._dataset)
+
+
+def leaves_out_elements(dataset: KerasObject) -> bool:
+    """Whether elements of a `grain.MapDataset` may be missing. By the same names grain refuses to batch them."""
+    parents: KerasObject = getattr(dataset, "parents", ())  # a class of the user's own may not have called that of grain
+    return type(dataset).__name__ in ("FilterMapDataset", "FlatMapMapDataset") or any(map(leaves_out_elements, parents))
 
 
 def iterate_map_batches(adapter: data_adapters.GrainDatasetAdapter, batches: slice) -> Iterator[UserBatch]:

@@ -34,8 +34,8 @@ def make_private(folder: Path) -> bool:
     """Make a folder to which nobody else may write: what lies in it is run. Return whether it is one."""
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return True
     warnings.warn(
         f"Workers that Ray starts again compile their programs again: {folder} is no folder of this user to which nobody else may write. Remove "
