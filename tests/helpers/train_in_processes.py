@@ -20,10 +20,12 @@ specs = json.loads(sys.argv[1])
 if "cores" in specs[0]:  # of each process; it counts them when JAX starts
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: specs[0]["cores"][int(os.environ["UNISONO_PROCESS"])]])
 strategies = [
-    un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"]) for spec in specs
+    un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"], shard=spec.get("shard"))
+    for spec in specs
 ]  # starts JAX
 
 import families
+import frozen_nets
 import whole_batch_families
 from loops import MODELS, Loop, crossentropy, data
 
@@ -46,6 +48,14 @@ def whole_batch(strategy, spec):
     """A training that looks at the whole batch: fingerprint and history."""
     done = whole_batch_families.train(whole_batch_families.FAMILIES[spec["family"]], strategy)
     return [un.fingerprint(done.run.model), done.run.logs]
+
+
+def frozen(strategy, spec):
+    """A net most of whose weights are frozen: fingerprint and predictions."""
+    net = frozen_nets.NETS["quantized"]
+    model = frozen_nets.build(strategy, "quantized")
+    model.fit(net.draw(13), frozen_nets.draw_labels(13), batch_size=8, verbose=0)
+    return [un.fingerprint(model), model.predict(net.draw(5), verbose=0).tolist()]
 
 
 def loop(strategy, spec):
@@ -288,7 +298,8 @@ def shuffled(strategy, spec):
 
 
 CHECKS = {
-    check.__name__: check for check in (fit, whole_batch, loop, dealt_out, eager, files, lengths, sources, faults, shuffled)
+    check.__name__: check
+    for check in (fit, whole_batch, frozen, loop, dealt_out, eager, files, lengths, sources, faults, shuffled)
 }
 
 

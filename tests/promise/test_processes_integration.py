@@ -17,10 +17,13 @@ SCRIPT = str(HERE / "train_in_processes.py")
 FIT = {"check": "fit", "replicas": 8, "family": "normalized", "rows": cases(27, None)}
 LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
 GAN, CONTRAST = ({"check": "whole_batch", "replicas": 8, "family": name} for name in ("gan", "simclr"))
+FROZEN = {"check": "frozen", "replicas": 4}
 EAGER = {"check": "eager", "replicas": 4}
 DEALT_OUT = {"check": "dealt_out", "replicas": 8}
 SOURCES = {"check": "sources", "replicas": 4, "kinds": ["dataset", "passes"]}
 MORE_SOURCES = SOURCES | {"kinds": ["workers", "draws", "global draws", "changes", "generator", "pipelines", "resumed"]}
+CUT = {"shard": "frozen"}
+"""What is not trained lies cut over the devices of each process."""
 MESSAGES = {"messages": True}
 """Sums are sent as messages, as between machines, and not through memory."""
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
@@ -52,18 +55,18 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP | MESSAGES, DEALT_OUT, GAN | MESSAGES, CONTRAST, SOURCES, files))
+    done = python(*command(2, 2, FIT | cores, LOOP | MESSAGES, DEALT_OUT, GAN | MESSAGES, CONTRAST, FROZEN | CUT, SOURCES, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     found = printed(lines, 2)
     fit_alone, loop_alone, dealt_out_alone, *whole_alone, (sources_alone, _) = found_alone(
-        json.dumps([FIT, LOOP, DEALT_OUT, GAN, CONTRAST, SOURCES])
+        json.dumps([FIT, LOOP, DEALT_OUT, GAN, CONTRAST, FROZEN, SOURCES])
     )
     for fit, loop, dealt_out, *whole, (sources, _), _ in found:
         assert fit == fit_alone, "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
         assert loop == loop_alone
         assert dealt_out == dealt_out_alone, "the first process has no rows"
-        assert whole == whole_alone, "two optimizers in a step, and rows that are compared with all others"
+        assert whole == whole_alone, "two optimizers in a step; rows that are compared with all others; weights that lie cut"
         assert sources == sources_alone
     by_process = [batches for *_, (_, batches), _ in found]
     assert len(by_process[0]["passes"]) == 2 * 6, "a stream is read in process 0"
