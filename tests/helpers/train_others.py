@@ -24,6 +24,10 @@ def fit(model, x, y, loss, **options):
     return model, model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history["loss"]
 
 
+def fit_next_words(model, is_word):
+    return fit(model, {"token_ids": TOKENS, "padding_mask": is_word}, np.roll(TOKENS, -1, 1), CLASSES)
+
+
 def train_vit(_):
     import keras_hub
 
@@ -53,8 +57,7 @@ def train_gpt2(_):
         vocabulary_size=32, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=8, max_sequence_length=6
     )
     backbone.enable_lora(2)
-    x = {"token_ids": TOKENS, "padding_mask": TOKENS > 4}
-    return fit(keras_hub.models.GPT2CausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
+    return fit_next_words(keras_hub.models.GPT2CausalLM(backbone, preprocessor=None), TOKENS > 4)
 
 
 def train_llama(_):
@@ -65,8 +68,7 @@ def train_llama(_):
         vocabulary_size=128, num_layers=2, num_query_heads=4, num_key_value_heads=2, hidden_dim=64, intermediate_dim=192
     )
     backbone.enable_lora(4)
-    x = {"token_ids": TOKENS, "padding_mask": TOKENS > 0}
-    return fit(keras_hub.models.LlamaCausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
+    return fit_next_words(keras_hub.models.LlamaCausalLM(backbone, preprocessor=None), TOKENS > 0)
 
 
 def train_qwen_moe(_):
@@ -75,8 +77,7 @@ def train_qwen_moe(_):
     widths = {"hidden_dim": 8, "intermediate_dim": 8, "moe_intermediate_dim": 8, "shared_expert_intermediate_dim": 8}
     heads = {"num_query_heads": 2, "num_key_value_heads": 2, "num_experts": 2, "top_k": 1}
     backbone = keras_hub.models.QwenMoeBackbone(vocabulary_size=32, num_layers=1, **widths, **heads)
-    x = {"token_ids": TOKENS, "padding_mask": TOKENS > 0}
-    return fit(keras_hub.models.QwenMoeCausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
+    return fit_next_words(keras_hub.models.QwenMoeCausalLM(backbone, preprocessor=None), TOKENS > 0)
 
 
 def train_clip(_):

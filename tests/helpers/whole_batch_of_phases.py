@@ -49,10 +49,10 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm", traced=(), froz
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in traced or sorted(set(sizes), reverse=True)]
     inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
-    analysis = Analysis(twins[0], inputs, len(sizes), lambda scopes: local in scopes, frozen, cut)
+    analysis = Analysis(twins[0], inputs, len(sizes), lambda scopes: local in scopes, frozen, cut, calls)
     if traced:
         twins = [resize_twins(twins[0], size, analysis.list_in_shards()) for size in set(sizes)]
-    return PhasedStep(analysis, twins, sizes, frozen_calls=calls)
+    return PhasedStep(analysis, twins, sizes)
 
 
 def run_phased(phased, state, batch):

@@ -82,7 +82,7 @@ class SharedSum:
         key = description.leaves, description.nodes, tuple((name, leaf.shape, leaf.dtype) for name, leaf in like.items())
         if key not in self._views:
             slots = max(map(len, description.nodes))
-            size = (slots + 1) * count_room(map(measure, like.values()))
+            size = (slots + 1) * count_room(map(count_leaf_bytes, like.values()))
             if size > self._shared.size:
                 self._shared.enlarge_room(size, "A sum")
                 self._views = {}
@@ -107,10 +107,10 @@ class SharedSum:
 
 def view_tree(memory: Memory, place: int, like: Like) -> PackedTree:
     """View one of several trees that lie behind one another."""
-    start = place * count_room(map(measure, like.values()))
+    start = place * count_room(map(count_leaf_bytes, like.values()))
     tree: dict[str, np.ndarray] = {}
     for name, leaf in like.items():
-        size = measure(leaf)
+        size = count_leaf_bytes(leaf)
         tree[name] = memory.room[start : start + size].view(leaf.dtype)
         start += round_up(size)
     return cast(PackedTree, tree)  # XLA reads it in place
@@ -122,7 +122,7 @@ def write_tree(place: PackedTree, tree: PackedTree) -> None:
         np.copyto(np.asarray(place[name]), np.asarray(array))
 
 
-def measure(leaf: jax.ShapeDtypeStruct) -> int:
+def count_leaf_bytes(leaf: jax.ShapeDtypeStruct) -> int:
     return leaf.size * leaf.dtype.itemsize
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from jax.extend import core
 
-from unisono._src.engine.phases.assembly import Assembly
+from unisono._src.engine.phases.assembly import Assembly, FrozenCalls
 from unisono._src.engine.phases.deferral import defer_merges, merge_smallest
 from unisono._src.engine.phases.draws import can_draw, is_random
 from unisono._src.engine.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
@@ -35,6 +35,7 @@ class Analysis:
         is_local: IsLocal = is_in_layer,
         frozen: Iterable[int] = (),
         cut: Iterable[int] = (),
+        frozen_calls: FrozenCalls | None = None,
     ) -> None:
         """Classify all values and equations.
 
@@ -45,6 +46,7 @@ class Analysis:
             is_local: Whether scopes are those of a layer that normalizes the rows of its replica by themselves.
             frozen: The numbers of large inputs that the step leaves as they are.
             cut: Those of them that lie cut over devices.
+            frozen_calls: How programs read frozen values.
         """
         self.twins = twins
         self._shards = shards
@@ -63,7 +65,8 @@ class Analysis:
         self._made_by = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
         self.plan = [self._classify(equation) for equation in twins.equations]
         self.plan = merge_smallest(twins, defer_merges(twins, self.plan, self.kinds), self.kinds)
-        self.assembly = Assembly(self.plan, {twins.inputs[number] for number in frozen}, {twins.inputs[number] for number in cut})
+        frozen_inputs = {twins.inputs[number] for number in frozen}
+        self.assembly = Assembly(self.plan, frozen_inputs, {twins.inputs[number] for number in cut}, frozen_calls)
         """The frozen values, and how they are read."""
         self.returned = [v for one in twins.equations if is_marked(one.whole, OUTPUT) for v in one.whole.outvars]
         """The values that each replica returns."""

@@ -4,8 +4,8 @@ A frozen weight may lie cut over devices. It then takes memory while an equation
 for each equation of each shard that reads it. So is what is computed of such a weight alone, as its transpose or its sum with an adapter.
 It is computed again for each reader.
 
-Where a frozen value is read must not show in the bits. So wherever it lies, what is read beside it and what is made of it is held: XLA
-computes it as if nobody else read it, and fuses nothing into it or it into nothing.
+Where a frozen value lies must not show in the bits. So what is read beside it, and what is made of it, is held wherever it lies: XLA fuses it
+with none of its readers, and so rounds alike.
 """
 
 from __future__ import annotations
@@ -42,8 +42,16 @@ SMALL = 8
 class Assembly:
     """The frozen values of a step."""
 
-    def __init__(self, plan: Sequence[Planned], frozen: Set[core.Var], cut: Set[core.Var]) -> None:
-        """Find the frozen values in the plan of a step, of whose inputs those in `frozen` are. Those in `cut` lie cut."""
+    def __init__(self, plan: Sequence[Planned], frozen: Set[core.Var], cut: Set[core.Var], calls: FrozenCalls | None) -> None:
+        """Find the frozen values in the plan of a step.
+
+        Args:
+            plan: The equations of the step.
+            frozen: Its inputs that are frozen.
+            cut: Those of them that lie cut over devices.
+            calls: How they are read. None where no input is frozen.
+        """
+        self._calls = calls
         self._frozen = frozen
         self._cut = cut
         self._made_by: dict[core.Var, Planned] = {}
@@ -66,12 +74,12 @@ class Assembly:
             whole = planned.equation.whole
             if any(map(self._is_apart, whole.invars)):
                 self._again.update(made for made in whole.outvars if made in self._made_by)
-        self.held: set[core.Var] = set()
+        self._held: set[core.Var] = set()
         """What is computed everywhere and held: what equations that read or make frozen values read beside them, and their results."""
         for planned in everywhere:
             whole = planned.equation.whole
             if self.is_read_by(planned) or any(made in self._made_by for made in whole.outvars):
-                self.held.update([*list_variables(whole.invars), *whole.outvars])
+                self._held.update([*list_variables(whole.invars), *whole.outvars])
 
     def _add(self, planned: Planned, largest: int) -> None:
         """Count the results of an equation as frozen if they are not small. What it is computed of or for has `largest` bytes."""
@@ -98,15 +106,33 @@ class Assembly:
             else:
                 yield variable
 
-    def read(self, variable: core.Var, known: Mapping[core.Var, Array], after: Sequence[Array], calls: FrozenCalls) -> Array:
+    def hold(self, variable: core.Var, value: Array) -> Array:
+        """Hold a value that is computed everywhere, if it is one of those."""
+        return self._calls.hold(value) if self._calls and variable in self._held else value
+
+    def hold_for(self, atom: Atom, value: Array) -> Array:
+        """Hold a value that is read beside another one, if that is frozen."""
+        return self._calls.hold(value) if self._calls and atom in self else value
+
+    def hold_beside(self, planned: Planned, values: dict[core.Var, Array], done: set[core.Var]) -> None:
+        """Hold the values of a shard that an equation reads beside frozen ones. `done` are those that have been held."""
+        if self._calls and self.is_read_by(planned):
+            beside = [v for v in list_variables(planned.equation.whole.invars) if v in values and v not in done]
+            values |= {variable: self._calls.hold(values[variable]) for variable in beside}
+            done.update(beside)
+
+    def read(self, variable: core.Var, known: Mapping[core.Var, Array], after: Sequence[Array]) -> Array:
         """Read a value for an equation, which has the arrays `after` beside it. Nothing is put together before they are there."""
+        calls = self._calls
+        if calls is None:
+            return known[variable]
         if variable in self._cut:
             like = jax.ShapeDtypeStruct(get_shape(variable), get_type(variable).dtype)
             return calls.put_together(known[variable], like, after)
         if variable not in self._again:
             return known[variable]
         values = {
-            source: self.read(source, known, after, calls) if source in self._cut else calls.come_after(known[source], after)
+            source: self.read(source, known, after) if source in self._cut else calls.come_after(known[source], after)
             for source in self.list_sources([variable])
         }
         return self._compute(variable, values, calls)

@@ -17,7 +17,6 @@ from jax import lax
 from jax.extend import core
 
 from unisono._src.engine.phases.analysis import Analysis
-from unisono._src.engine.phases.assembly import FrozenCalls
 from unisono._src.engine.phases.draws import DRAWS
 from unisono._src.engine.phases.kinds import (
     OPERATIONS,
@@ -78,7 +77,6 @@ class PhasedStep:
         twins: Iterable[Twins],
         sizes: Sequence[int],
         keeps_rows: bool = False,
-        frozen_calls: FrozenCalls | None = None,
     ) -> None:
         """Schedule an analysed step.
 
@@ -87,12 +85,10 @@ class PhasedStep:
             twins: Those of each size of a shard.
             sizes: The rows of all shards that have some.
             keeps_rows: Whether rows that the step returns stay on the shards. Else they are gathered.
-            frozen_calls: How programs read frozen values. None where there are no kernels for it.
         """
         self.analysis = analysis
         self._assembly = analysis.assembly
         self.sizes = tuple(sizes)
-        self._frozen_calls = frozen_calls
         schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
@@ -129,20 +125,16 @@ class PhasedStep:
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
             operands = [self._read(atom, all_known, after) for atom in whole.invars]
-            results = [self._hold(variable, value) for variable, value in zip(whole.outvars, bind(whole, operands), strict=True)]
+            results = list(map(self._assembly.hold, whole.outvars, bind(whole, operands)))
             made.update(zip(whole.outvars, results, strict=True))
             after = results if self._assembly.is_read_by(planned) else after
         return made
-
-    def _hold(self, variable: core.Var, value: Array) -> Array:
-        """Hold a value that is the same everywhere, if it has to do with frozen values."""
-        return self._frozen_calls.hold(value) if self._frozen_calls and variable in self._assembly.held else value
 
     def _read(self, atom: Atom, known: Mapping[core.Var, Array], after: Sequence[Array]) -> Array:
         """Read a value that is the same everywhere. It is put together after other arrays, if it lies cut."""
         if isinstance(atom, core.Literal):
             return atom.val
-        return self._assembly.read(atom, known, after, self._frozen_calls) if self._frozen_calls else known[atom]
+        return self._assembly.read(atom, known, after)
 
     def find_start(self, state: Sequence[Array]) -> Values:
         """Collect what is known before the step: constants and state."""
@@ -198,10 +190,7 @@ class PhasedStep:
         done: Done = {}
         held: set[core.Var] = set()
         for planned in phase.plan:
-            if self._frozen_calls and self._assembly.is_read_by(planned):
-                beside = [variable for variable in list_variables(planned.equation.whole.invars) if variable in values]
-                values |= {variable: self._frozen_calls.hold(values[variable]) for variable in beside if variable not in held}
-                held.update(beside)
+            self._assembly.hold_beside(planned, values, held)
             self._run_in_shard(planned, size, known, values, place, done)
             for variable in planned.equation.whole.outvars:
                 if variable in phase.kept:  # a later phase compares it with its maximum: no fusion may round it once more
@@ -277,14 +266,14 @@ class PhasedStep:
             base = self._bases.get(variable)
             total = total.astype(get_dtype(variable))
             if base is not None:
-                total = self._frozen_calls.hold(total) if self._frozen_calls and base in self._assembly else total
+                total = self._assembly.hold_for(base, total)
                 total = OPERATIONS[merge.operation](self._read(base, known, [total]), total)
             values[variable] = total
         for variable in phase.gathered:
             values[variable] = from_words(next(left_over), get_type(variable))
         for variable in phase.left:
             values[variable] = next(left_over).astype(get_dtype(variable))
-        return {variable: self._hold(variable, value) for variable, value in values.items()}
+        return {variable: self._assembly.hold(variable, value) for variable, value in values.items()}
 
     def _layout_of(self, variable: core.Var) -> Layout:
         kind = self.analysis.kinds[variable]

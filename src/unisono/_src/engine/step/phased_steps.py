@@ -224,7 +224,7 @@ class PhasedSteps:
         kinds = self._list_kinds(twins, batch, state)
         cut = copy_for_replicas(twins, kinds) if self._function.is_of_replicas else twins
         frozen = self._list_frozen(batch, state)
-        analysis = Analysis(cut, kinds, len(sizes), frozen=frozen, cut=cut_places)
+        analysis = Analysis(cut, kinds, len(sizes), frozen=frozen, cut=cut_places, frozen_calls=FROZEN_CALLS if frozen else None)
         in_shards = analysis.list_in_shards()
         by_size: list[Twins] = []
         for size in set(sizes):
@@ -235,7 +235,7 @@ class PhasedSteps:
                 by_size.append(replace_shards(cut, twins, of_size))
             else:
                 by_size.append(resize_twins(cut, size, in_shards))
-        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows, FROZEN_CALLS if frozen else None)
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
 
     def _pair(self, traced: TracedStep, batch: GlobalBatch, size: int, state: State) -> Twins:
         return pair(traced.program, self._trace(batch, size, state).program, batch.rows, size)
